@@ -1,0 +1,298 @@
+//! The buyer's ledger: one row per payment, one transition table, the only place that writes the buyer's money.
+//!
+//! ```text
+//! reserved --> settled | released | in_doubt          in_doubt --> settled | released          settled, released: final
+//! ```
+//! Each arrow is one statement that must hit exactly one row. A method is one transaction; no handle lives across an
+//! await of business code. `held = sum(reserved, in_doubt)`, `spent = sum(settled)`, `held + spent <= limit`, enforced
+//! in the transaction that reserves.
+
+use futures_util::future::BoxFuture;
+
+use crate::guard::Quote;
+use crate::money::{AgentId, Amount, Asset, IdempotencyKey, Network, PaymentId, Unit};
+
+pub type LedgerResult<'a, T> = BoxFuture<'a, Result<T, LedgerError>>;
+
+#[derive(Debug, thiserror::Error)]
+pub enum LedgerError {
+    /// The call may or may not have taken effect.
+    #[error("the ledger is unavailable: {0}")]
+    Unavailable(String),
+    /// Refused before anything was done: a queue is full, a lock was not had in time.
+    #[error("the ledger is busy")]
+    Busy,
+    /// A row or a counter contradicts an invariant: a bug or a tampered file; never ignored.
+    #[error("the ledger is inconsistent: {0}")]
+    Inconsistent(String),
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum State {
+    Reserved,
+    InDoubt,
+    Settled,
+    Released,
+}
+
+/// Why a row is where it is: the stable words of `docs/outcomes.md`. Stored as text.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Reason {
+    SignWindowMissed,
+    SignerRefused,
+    SignerUnavailable,
+    SignerFailed,
+    ChainRpc,
+    SimulationFailed,
+    NoAnswer,
+    ChallengedAgain,
+    InputRequired,
+    NoReceipt,
+    SellerSaysFailed,
+    SettlementPending,
+    ReceiptMismatch,
+    Cancelled,
+    LeaseExpired,
+    ExpiredUnspent,
+    NonceCancelled,
+    OperatorEvidence,
+}
+
+/// The authorization's identity and life on the chain, known before anything is signed.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Authorization {
+    pub payer: String,
+    /// Stellar: the decimal i64 of the nonce.
+    pub nonce: String,
+    /// Stellar: the signature expiration ledger; after it the authorization is dead.
+    pub dead_after: u64,
+    /// Stellar: the ledger known at reservation.
+    pub at: u64,
+}
+
+/// What a reservation writes; made from a [`Quote`] by [`Intent::new`] only.
+#[derive(Debug)]
+#[must_use]
+pub struct Intent {
+    pub(crate) quote: Quote,
+    pub(crate) payment_id: PaymentId,
+    /// The random part of the payment identifier, kept in the row.
+    pub(crate) id_nonce: [u8; 16],
+    pub(crate) authorization: Authorization,
+    /// How long the owner may work: until the paid call's deadline.
+    pub(crate) lease_ms: u64,
+    /// No signature later than this after the reservation.
+    pub(crate) sign_within_ms: u64,
+    /// The smart account's own ceiling (`signer.smart_account_ceiling_atomic`).
+    pub(crate) account_ceiling: Option<Amount>,
+}
+
+/// The owner's hold on a reserved row. Times are the ledger's clock, unix milliseconds.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Lease {
+    pub token: [u8; 16],
+    pub expires_ms: u64,
+    pub sign_before_ms: u64,
+}
+
+/// A written row with its frozen quote: what may be signed. Only [`reserve`] makes it.
+#[derive(Debug)]
+#[must_use]
+pub struct Reserved {
+    pub(crate) quote: Quote,
+    pub(crate) payment_id: PaymentId,
+    pub(crate) authorization: Authorization,
+    pub(crate) lease: Lease,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Ceiling {
+    MaxAtomicAmount,
+    PerCall,
+    Session,
+    Day,
+    Total,
+    SmartAccount,
+    /// No limit applies to this agent and asset: the call is refused.
+    NotConfigured,
+}
+
+/// What `reserve` decided.
+#[derive(Debug)]
+pub enum Decision {
+    Fresh(Lease),
+    /// The same idempotency key with the same call, or the keyless twin: that payment is this call's payment.
+    Existing(Box<Payment>),
+    /// The same key with another call.
+    Conflict(Box<Payment>),
+    /// No key, and a keyed payment for the same ref and arguments is open.
+    DuplicateInDoubt(PaymentId),
+    /// `resets_at_ms`: unix milliseconds of the next UTC midnight where a day window bound.
+    Exceeded {
+        ceiling: Ceiling,
+        limit: Amount,
+        remaining: Amount,
+        resets_at_ms: Option<u64>,
+    },
+    Suspended,
+}
+
+/// One payment row as its owner may see it.
+#[derive(Debug, Clone)]
+pub struct Payment {
+    pub payment_id: PaymentId,
+    pub agent: AgentId,
+    pub idempotency_key: Option<IdempotencyKey>,
+    pub call_hash: [u8; 32],
+    pub resource_ref: String,
+    pub version_hash: String,
+    pub scheme: String,
+    pub network: Network,
+    pub asset: Asset,
+    pub payer: String,
+    pub pay_to: String,
+    pub reserved: Amount,
+    pub settled: Option<Amount>,
+    pub authorization: Authorization,
+    pub state: State,
+    pub reason: Option<String>,
+    pub transaction: Option<String>,
+    pub answered: bool,
+    /// A sealed signed payload is stored (recovery is possible).
+    pub has_payload: bool,
+    pub has_outcome: bool,
+    /// Of an open row: a lease is alive.
+    pub leased: bool,
+    pub created_ms: u64,
+    pub updated_ms: u64,
+}
+
+/// Which payment is meant. Another agent's payment is never found.
+#[derive(Debug, Clone, Copy)]
+pub enum By<'a> {
+    Id(PaymentId),
+    Key(&'a IdempotencyKey),
+    /// The keyless payment of the same ref and arguments that is open, or settled and not yet answered.
+    Twin(&'a [u8; 32]),
+}
+
+/// The end of a payment, with its evidence.
+#[derive(Debug)]
+pub struct SettleRequest<'a> {
+    pub payment_id: PaymentId,
+    pub amount: Amount,
+    pub transaction: Option<&'a str>,
+    pub evidence: Evidence,
+    /// The answer to store, sealed; `None` stores nothing.
+    pub outcome: Option<&'a [u8]>,
+    /// `input_required` with a right receipt: the outcome is not the last word.
+    pub unfinished: bool,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Evidence {
+    /// The seller's receipt, right in every member.
+    Receipt,
+    Chain,
+    Operator,
+}
+
+#[derive(Debug)]
+pub enum SettleOutcome {
+    /// This call settled the row, or it was settled already (the outcome is stored if none was).
+    Settled,
+    /// The row was released meanwhile: unchanged, an event written, the operator alerted.
+    Released,
+    /// The transaction is booked for another payment of this network: unchanged.
+    TransactionTaken,
+}
+
+/// One line of `x402_get_budget`.
+#[derive(Debug, Clone)]
+pub struct BudgetLine {
+    pub unit: Unit,
+    pub per_call: Option<Amount>,
+    pub per_session: Option<Amount>,
+    pub per_day: Option<Amount>,
+    pub total_per_day: Option<Amount>,
+    pub unlimited: bool,
+    pub suspended: bool,
+    pub day_spent: Amount,
+    pub day_held: Amount,
+    pub session_spent: Amount,
+    pub session_held: Amount,
+    pub total_used: Amount,
+    /// Open holds that count in an earlier day's window.
+    pub earlier_holds: Vec<(PaymentId, String, Amount)>,
+    pub resets_at_ms: u64,
+}
+
+/// Whom a limit row binds.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Subject {
+    Agent(AgentId),
+    /// `*`: each agent's default.
+    EachAgent,
+    /// `total`: all agents together (`per_day` only).
+    Total,
+}
+
+/// One row of `spend_limits`. Zero denies; an absent figure does not bind; no row at all refuses.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Limit {
+    pub subject: Subject,
+    pub unit: Unit,
+    pub per_call: Option<Amount>,
+    pub per_session: Option<Amount>,
+    pub per_day: Option<Amount>,
+    pub unlimited: bool,
+    pub suspended: bool,
+    /// `file`, `resource` or `operator`.
+    pub source: String,
+}
+
+/// The ledger: SQLite now, PostgreSQL next; one test table serves both.
+pub trait Ledger: Send + Sync + 'static {
+    /// A reserved row whose lease has expired is moved to in_doubt in the same statement.
+    fn lookup<'a>(&'a self, agent: &'a AgentId, by: By<'a>) -> LedgerResult<'a, Option<Payment>>;
+    /// Use [`reserve`].
+    fn decide<'a>(&'a self, intent: &'a Intent) -> LedgerResult<'a, Decision>;
+    /// Stores the sealed signed payload with where it goes (endpoint, transport, tool, rounds), while the paid request is
+    /// under way. `false`: there is no sealing key, so nothing is stored.
+    fn store_payload<'a>(&'a self, id: PaymentId, lease: &'a Lease, payload: &'a [u8]) -> LedgerResult<'a, bool>;
+    fn settle<'a>(&'a self, request: SettleRequest<'a>) -> LedgerResult<'a, SettleOutcome>;
+    /// reserved -> in_doubt by its owner. `false`: the row is no longer ours.
+    fn in_doubt<'a>(&'a self, id: PaymentId, lease: &'a Lease, reason: Reason) -> LedgerResult<'a, bool>;
+    /// reserved -> released by its owner, before any byte left. `false`: the row is no longer ours.
+    fn release<'a>(&'a self, id: PaymentId, lease: &'a Lease, reason: Reason) -> LedgerResult<'a, bool>;
+    /// The answer of this keyless payment reached its caller's transport.
+    fn answered(&self, id: PaymentId) -> LedgerResult<'_, ()>;
+    /// The stored outcome, opened; `None` when it was never stored or has expired.
+    fn outcome(&self, id: PaymentId) -> LedgerResult<'_, Option<Vec<u8>>>;
+    fn budget<'a>(&'a self, agent: &'a AgentId, session: Option<&'a str>) -> LedgerResult<'a, Vec<BudgetLine>>;
+    /// Makes the rows of `source` equal to `limits` (rows of other sources stay).
+    fn replace_limits<'a>(&'a self, source: &'a str, limits: &'a [Limit]) -> LedgerResult<'a, ()>;
+    fn limits(&self) -> LedgerResult<'_, Vec<Limit>>;
+    /// Whether the ledger can be read and written; the start and `check` ask.
+    fn ping(&self) -> LedgerResult<'_, ()>;
+}
+
+#[derive(Debug)]
+pub enum NotReserved {
+    Refused(Decision),
+    Ledger(LedgerError),
+}
+
+/// Writes the row: the only way from a [`Quote`] to something that may be signed.
+pub async fn reserve(ledger: &dyn Ledger, intent: Intent) -> Result<Reserved, NotReserved> {
+    match ledger.decide(&intent).await {
+        Ok(Decision::Fresh(lease)) => Ok(Reserved {
+            quote: intent.quote,
+            payment_id: intent.payment_id,
+            authorization: intent.authorization,
+            lease,
+        }),
+        Ok(other) => Err(NotReserved::Refused(other)),
+        Err(error) => Err(NotReserved::Ledger(error)),
+    }
+}

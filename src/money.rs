@@ -1,0 +1,325 @@
+//! Amounts, assets, networks and identities, each parsed once at the edge. Depends on nothing of ours.
+//!
+//! An amount is a checked integer of atomic units (uint256, the widest that any supported chain uses); it is
+//! never a float, and it never meets an amount of another asset: whoever adds compares [`Unit`]s first.
+
+use std::fmt;
+use std::str::FromStr;
+
+use ruint::aliases::U256;
+
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum ParseError {
+    #[error("amount {0:?} is not a decimal integer of atomic units (no sign, point, exponent or leading zero)")]
+    Amount(String),
+    #[error("amount {0} does not fit in 256 bits")]
+    AmountTooLarge(String),
+    #[error("network {0:?} is not a CAIP-2 identifier such as stellar:testnet")]
+    Network(String),
+    #[error("asset {0:?} is not a token identifier (1-128 letters, digits or one of -_.:/)")]
+    Asset(String),
+    #[error("agent {0:?} is not a name (1-128 printable ASCII characters without spaces)")]
+    Agent(String),
+    #[error("payment identifier {0:?} is not 64 lower-case hex digits")]
+    PaymentId(String),
+    #[error("idempotency key must be 16-128 of [A-Za-z0-9_-]")]
+    IdempotencyKey,
+}
+
+/// Atomic units of one asset; 0 to 2^256-1.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
+pub struct Amount(U256);
+
+impl Amount {
+    pub const ZERO: Amount = Amount(U256::ZERO);
+    pub const MAX: Amount = Amount(U256::MAX);
+
+    pub const fn from_u64(n: u64) -> Self {
+        Amount(U256::from_limbs([n, 0, 0, 0]))
+    }
+
+    pub fn is_zero(self) -> bool {
+        self.0.is_zero()
+    }
+
+    pub fn checked_add(self, other: Amount) -> Option<Amount> {
+        self.0.checked_add(other.0).map(Amount)
+    }
+
+    pub fn checked_sub(self, other: Amount) -> Option<Amount> {
+        self.0.checked_sub(other.0).map(Amount)
+    }
+
+    /// What is left of `self` after `used`; zero when more was used than there is (a limit lowered below today's use).
+    pub fn remaining_after(self, used: Amount) -> Amount {
+        Amount(self.0.saturating_sub(used.0))
+    }
+
+    /// Soroban token amounts are i128 (SEP-41); `None` when it does not fit.
+    pub fn to_i128(self) -> Option<i128> {
+        i128::try_from(self.0).ok()
+    }
+
+    pub fn from_i128(n: i128) -> Option<Amount> {
+        U256::try_from(n).ok().map(Amount)
+    }
+
+    /// The amount in whole units with `decimals` places, exact: `10000` at 7 is `0.001`.
+    pub fn to_decimal(self, decimals: u8) -> String {
+        let digits = self.0.to_string();
+        let places = usize::from(decimals);
+        if places == 0 {
+            return digits;
+        }
+        let padded = format!("{digits:0>width$}", width = places + 1);
+        let (whole, fraction) = padded.split_at(padded.len() - places);
+        match fraction.trim_end_matches('0') {
+            "" => whole.to_owned(),
+            fraction => format!("{whole}.{fraction}"),
+        }
+    }
+}
+
+impl FromStr for Amount {
+    type Err = ParseError;
+
+    fn from_str(s: &str) -> Result<Self, ParseError> {
+        let digits = !s.is_empty() && s.len() <= 100 && s.bytes().all(|b| b.is_ascii_digit());
+        if !digits || (s.len() > 1 && s.starts_with('0')) {
+            return Err(ParseError::Amount(s.chars().take(100).collect()));
+        }
+        U256::from_str_radix(s, 10).map(Amount).map_err(|_| ParseError::AmountTooLarge(s.to_owned()))
+    }
+}
+
+impl fmt::Display for Amount {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+impl fmt::Debug for Amount {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+/// CAIP-2 chain identifier. Aliases (`base`) are not accepted here: configuration translates them.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Network(String);
+
+impl Network {
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+
+    pub fn namespace(&self) -> &str {
+        self.0.split_once(':').map_or("", |(namespace, _)| namespace)
+    }
+
+    pub fn reference(&self) -> &str {
+        self.0.split_once(':').map_or("", |(_, reference)| reference)
+    }
+
+    /// Real money moves here. An EVM chain is a mainnet unless it is a known test network.
+    pub fn is_mainnet(&self) -> bool {
+        match self.namespace() {
+            "stellar" => self.reference() == "pubnet",
+            "eip155" => {
+                !matches!(self.reference(), "84532" | "421614" | "11155111" | "80002" | "43113" | "1328" | "31337")
+            }
+            _ => true,
+        }
+    }
+}
+
+impl FromStr for Network {
+    type Err = ParseError;
+
+    /// CAIP-2: `[-a-z0-9]{3,8}:[-_a-zA-Z0-9]{1,32}`.
+    fn from_str(s: &str) -> Result<Self, ParseError> {
+        let valid = s.split_once(':').is_some_and(|(namespace, reference)| {
+            (3..=8).contains(&namespace.len())
+                && namespace.bytes().all(|b| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'-')
+                && (1..=32).contains(&reference.len())
+                && reference.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'-' || b == b'_')
+        });
+        if valid { Ok(Network(s.to_owned())) } else { Err(ParseError::Network(s.chars().take(64).collect())) }
+    }
+}
+
+impl fmt::Display for Network {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+/// A token as the network names it: a contract strkey on Stellar, a hex address on EVM.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Asset(String);
+
+impl Asset {
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+}
+
+impl FromStr for Asset {
+    type Err = ParseError;
+
+    fn from_str(s: &str) -> Result<Self, ParseError> {
+        let valid = (1..=128).contains(&s.len())
+            && s.bytes().all(|b| b.is_ascii_alphanumeric() || matches!(b, b'-' | b'_' | b'.' | b':' | b'/'));
+        if valid { Ok(Asset(s.to_owned())) } else { Err(ParseError::Asset(s.chars().take(128).collect())) }
+    }
+}
+
+impl fmt::Display for Asset {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+/// What an amount counts in. Two amounts may be added or compared only where their units are equal.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Unit {
+    pub network: Network,
+    pub asset: Asset,
+}
+
+/// Whose budget is used: the name of a key, a token's subject or a service account; never a hash of a secret.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct AgentId(String);
+
+impl AgentId {
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+}
+
+impl FromStr for AgentId {
+    type Err = ParseError;
+
+    /// `*` and `total` are names of limit rows, so no agent may have them.
+    fn from_str(s: &str) -> Result<Self, ParseError> {
+        let valid = (1..=128).contains(&s.len()) && s.bytes().all(|b| b.is_ascii_graphic()) && s != "*" && s != "total";
+        if valid { Ok(AgentId(s.to_owned())) } else { Err(ParseError::Agent(s.chars().take(128).collect())) }
+    }
+}
+
+impl fmt::Display for AgentId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+/// Names one logical payment: 32 bytes, 64 lower-case hex digits on the wire and in the ledger.
+///
+/// It is also the key to a lost output, so it is a secret of its agent: `Debug` shows its first 16 characters, and
+/// logs, traces and errors of other agents show no more than [`PaymentId::short`].
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct PaymentId([u8; 32]);
+
+impl PaymentId {
+    pub const fn from_bytes(bytes: [u8; 32]) -> Self {
+        PaymentId(bytes)
+    }
+
+    pub fn to_hex(self) -> String {
+        hex::encode(self.0)
+    }
+
+    pub fn short(self) -> String {
+        hex::encode(&self.0[..8])
+    }
+}
+
+impl FromStr for PaymentId {
+    type Err = ParseError;
+
+    fn from_str(s: &str) -> Result<Self, ParseError> {
+        let mut bytes = [0; 32];
+        let lower = s.bytes().all(|b| b.is_ascii_digit() || (b'a'..=b'f').contains(&b));
+        if !lower || hex::decode_to_slice(s, &mut bytes).is_err() {
+            return Err(ParseError::PaymentId(s.chars().take(16).collect()));
+        }
+        Ok(PaymentId(bytes))
+    }
+}
+
+impl fmt::Debug for PaymentId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "PaymentId({}…)", self.short())
+    }
+}
+
+/// The agent's own name for one logical call: 16-128 of `[A-Za-z0-9_-]`.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct IdempotencyKey(String);
+
+impl IdempotencyKey {
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+}
+
+impl FromStr for IdempotencyKey {
+    type Err = ParseError;
+
+    fn from_str(s: &str) -> Result<Self, ParseError> {
+        let valid =
+            (16..=128).contains(&s.len()) && s.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'_' || b == b'-');
+        if valid { Ok(IdempotencyKey(s.to_owned())) } else { Err(ParseError::IdempotencyKey) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn amounts_that_are_not_plain_decimal_integers_are_refused() {
+        for bad in ["", "-1", "+1", "1e6", "0x10", "1.0", " 10", "10 ", "01", "00", "１", "1_000"] {
+            assert_eq!(bad.parse::<Amount>(), Err(ParseError::Amount(bad.to_owned())), "{bad:?}");
+        }
+        let too_large = "115792089237316195423570985008687907853269984665640564039457584007913129639936";
+        assert!(matches!(too_large.parse::<Amount>(), Err(ParseError::AmountTooLarge(_))));
+        assert_eq!(Amount::MAX.to_string().parse::<Amount>(), Ok(Amount::MAX));
+    }
+
+    #[test]
+    fn a_decimal_shows_every_unit_and_nothing_more() {
+        let show = |n: u64, d| Amount::from_u64(n).to_decimal(d);
+        assert_eq!(show(10_000, 7), "0.001");
+        assert_eq!(show(1, 7), "0.0000001");
+        assert_eq!(show(10_000_000, 7), "1");
+        assert_eq!(show(0, 7), "0");
+        assert_eq!(show(123_456_789, 6), "123.456789");
+        assert_eq!(show(42, 0), "42");
+    }
+
+    #[test]
+    fn i128_bounds_hold() {
+        assert_eq!(Amount::from_i128(i128::MAX).and_then(Amount::to_i128), Some(i128::MAX));
+        assert_eq!(Amount::from_i128(-1), None);
+        assert_eq!(Amount::MAX.to_i128(), None);
+    }
+
+    #[test]
+    fn networks_are_caip2() {
+        assert!("stellar:testnet".parse::<Network>().is_ok());
+        for bad in ["base", "stellar:", ":testnet", "st:x", "Stellar:testnet", "stellar:test net", "stellar:a:b"] {
+            assert!(bad.parse::<Network>().is_err(), "{bad}");
+        }
+        assert!("stellar:pubnet".parse::<Network>().unwrap().is_mainnet());
+        assert!(!"stellar:testnet".parse::<Network>().unwrap().is_mainnet());
+    }
+
+    #[test]
+    fn a_payment_identifier_shows_only_its_head_in_debug() {
+        let id = PaymentId::from_bytes([0xab; 32]);
+        assert_eq!(format!("{id:?}"), "PaymentId(abababababababab…)");
+        assert_eq!(id.to_hex().parse::<PaymentId>(), Ok(id));
+        assert!("AB".repeat(32).parse::<PaymentId>().is_err());
+    }
+}

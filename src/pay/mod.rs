@@ -1,0 +1,1 @@
+//! The story of one paid call, and later the sweep.

@@ -1,0 +1,1 @@
+//! Everything on one machine: a local Stellar network, a facilitator with its catalog, a demo seller, a signer.

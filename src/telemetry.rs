@@ -1,0 +1,1 @@
+//! Tracing: every field and metric name stands here.
