@@ -1,6 +1,9 @@
 //! The strict MCP front: one byte-preserving JSON-RPC envelope over raw values, every revision from 2024-11-05 to
 //! 2026-07-28, Streamable HTTP and stdio. Shared by the agent server, the sandbox's seller and the gate.
 
+#[cfg(feature = "roles")]
+pub mod serve;
+
 use futures_util::future::BoxFuture;
 use serde_json::value::RawValue;
 use tokio_util::sync::CancellationToken;
