@@ -1,1 +1,8 @@
-fn main() {}
+//! Parses the command line, sets up tracing, runs one role.
+#![forbid(unsafe_code)]
+
+use std::process::ExitCode;
+
+fn main() -> ExitCode {
+    tollway::cli::main()
+}

@@ -1,1 +1,94 @@
-//! The command line.
+//! The command line: one file per group of commands; `wiring` builds the parts from the configuration.
+
+pub mod check;
+pub mod init;
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+
+use crate::config::{self, Config, Machine, Transport};
+
+/// x402 stablecoin payments for MCP: agents pay for tools within a budget that holds whatever fails.
+#[derive(Debug, Parser)]
+#[command(
+    name = "tollway",
+    version,
+    about,
+    max_term_width = 110,
+    after_help = "\
+Start here:
+  tollway sandbox --demo          pay for a tool on a local ledger: no network, no funds
+  tollway init paying-local       write a commented configuration
+  tollway check --online          see what works before an agent does
+
+Exit codes: 0 done, 1 failed, 2 wrong usage or configuration."
+)]
+struct Cli {
+    /// Configuration file (YAML). Without it: local discovery over stdio.
+    #[arg(long, short, global = true, env = "TOLLWAY_CONFIG", value_name = "FILE")]
+    config: Option<PathBuf>,
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Write a commented configuration for a profile
+    Init(init::InitArgs),
+    /// Validate the configuration; --online also asks catalog, chain, signer and ledger
+    Check(check::CheckArgs),
+}
+
+/// What a command ends with: `Usage` is a wrong argument or configuration (exit code 2), `Failed` is all else (1).
+#[derive(Debug)]
+pub enum Failure {
+    Usage(String),
+    Failed(String),
+}
+
+impl From<config::ConfigError> for Failure {
+    fn from(error: config::ConfigError) -> Self {
+        Failure::Usage(error.to_string())
+    }
+}
+
+impl From<anyhow::Error> for Failure {
+    fn from(error: anyhow::Error) -> Self {
+        Failure::Failed(format!("{error:#}"))
+    }
+}
+
+pub fn main() -> ExitCode {
+    let cli = Cli::parse();
+    crate::telemetry::init();
+    let runtime = match tokio::runtime::Builder::new_multi_thread().enable_all().build() {
+        Ok(runtime) => runtime,
+        Err(error) => {
+            eprintln!("tollway: the runtime could not be started: {error}");
+            return ExitCode::from(1);
+        }
+    };
+    match runtime.block_on(run(cli)) {
+        Ok(code) => code,
+        Err(Failure::Usage(sentence)) => {
+            eprintln!("tollway: {sentence}");
+            ExitCode::from(2)
+        }
+        Err(Failure::Failed(sentence)) => {
+            eprintln!("tollway: {sentence}");
+            ExitCode::from(1)
+        }
+    }
+}
+
+async fn run(cli: Cli) -> Result<ExitCode, Failure> {
+    let load = |transport: Option<Transport>| -> Result<Config, Failure> {
+        Ok(config::load(cli.config.as_deref(), transport, &Machine)?)
+    };
+    match cli.command {
+        Command::Init(args) => init::run(&args),
+        Command::Check(args) => check::run(&args, load(None)?).await,
+    }
+}

@@ -1,0 +1,138 @@
+//! The YAML file as it is written. Nothing is decided here: `config` turns it into parsed types.
+//! Unknown fields and repeated keys are refused by the reader.
+
+use std::collections::BTreeMap;
+
+use serde::Deserialize;
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct File {
+    pub facilitator: Option<Facilitator>,
+    /// `stdio`, `streamable-http` or `sse`: what `tollway check` checks for. `serve` and `stdio` know their own.
+    pub transport: Option<String>,
+    #[serde(default)]
+    pub http: Http,
+    #[serde(default)]
+    pub signer: Signer,
+    #[serde(default)]
+    pub networks: BTreeMap<String, Network>,
+    #[serde(default)]
+    pub keys: Keys,
+    #[serde(default)]
+    pub stdio: Stdio,
+    #[serde(default)]
+    pub budget: Budget,
+    #[serde(default)]
+    pub network_security: NetworkSecurity,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Facilitator {
+    pub base_url: String,
+    pub request_timeout_ms: Option<u64>,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Http {
+    pub bind: Option<String>,
+    pub port: Option<u16>,
+    pub api_keys_env: Option<String>,
+    #[serde(default)]
+    pub allowed_hosts: Vec<String>,
+    #[serde(default)]
+    pub allowed_origins: Vec<String>,
+    pub max_body_bytes: Option<usize>,
+    pub max_concurrent_requests: Option<usize>,
+    pub drain_ms: Option<u64>,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Signer {
+    pub mode: Option<String>,
+    pub secret_env: Option<String>,
+    pub base_url: Option<String>,
+    pub auth_header_env: Option<String>,
+    pub keystore_path: Option<String>,
+    pub encryption_key_env: Option<String>,
+    pub sign_within_ms: Option<u64>,
+    pub smart_account_ceiling_atomic: Option<String>,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Network {
+    pub enabled: Option<bool>,
+    #[serde(default)]
+    pub rpc_urls: Vec<String>,
+    pub passphrase: Option<String>,
+    pub credentials: Option<String>,
+    pub max_authorization_seconds: Option<u64>,
+    pub min_ledger_seconds: Option<f64>,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Keys {
+    pub ring_env: Option<String>,
+    pub ring_file: Option<String>,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Stdio {
+    pub agent: Option<String>,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Budget {
+    pub store: Option<String>,
+    pub path: Option<String>,
+    pub database_url_env: Option<String>,
+    pub default_per_call_max_atomic: Option<String>,
+    pub default_session_or_day_max_atomic: Option<String>,
+    #[serde(default)]
+    pub limits: Vec<Limit>,
+    #[serde(default)]
+    pub total: Vec<Total>,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Limit {
+    pub agent: Option<String>,
+    pub network: String,
+    pub asset: String,
+    pub per_call_max_atomic: Option<String>,
+    pub session_max_atomic: Option<String>,
+    pub day_max_atomic: Option<String>,
+    #[serde(default)]
+    pub unlimited: bool,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Total {
+    pub network: String,
+    pub asset: String,
+    pub day_max_atomic: String,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct NetworkSecurity {
+    #[serde(default)]
+    pub allow_insecure_local: bool,
+    pub max_response_bytes: Option<usize>,
+    pub timeout_ms: Option<u64>,
+    pub paid_call_timeout_ms: Option<u64>,
+    pub max_redirects: Option<usize>,
+    pub max_concurrent_connections: Option<usize>,
+    pub ca_file: Option<String>,
+    #[serde(default)]
+    pub resolved_mcp_endpoints: BTreeMap<String, String>,
+}

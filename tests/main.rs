@@ -1,0 +1,3 @@
+//! One binary, a module per promise.
+
+mod architecture;
