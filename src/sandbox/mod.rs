@@ -1,1 +1,4 @@
 //! Everything on one machine: a local Stellar network, a facilitator with its catalog, a demo seller, a signer.
+
+pub mod facilitator;
+mod soroban;
