@@ -1,42 +1,35 @@
 //! x402 version 2 on the wire: the objects of the core specification and of its MCP transport. No I/O.
 //! Whatever arrived stays raw, so that it is echoed byte for byte; what decides something is parsed once beside it.
 
-use serde_json::value::RawValue;
+pub mod assets;
+pub mod bazaar;
+mod challenge;
+mod offer;
+mod payload;
+mod settlement;
 
-use crate::money::{Amount, Asset, Network};
+pub use challenge::{Answer, Broken, Challenge, classify, classify_error, payment_required};
+pub use offer::{Flow, Offer, OfferError};
+pub use payload::{PayloadError, PaymentFor, payment_id, payment_payload};
+pub use settlement::{Settlement, SettlementError};
 
-/// One entry of `accepts` (core spec 5.1.2), parsed strictly, with the bytes as they arrived.
-#[derive(Debug, Clone)]
-pub struct Offer {
-    pub raw: Box<RawValue>,
-    pub scheme: String,
-    pub network: Network,
-    pub amount: Amount,
-    pub asset: Asset,
-    pub pay_to: String,
-    pub max_timeout_seconds: u64,
-    pub extra: Option<Box<RawValue>>,
-}
+use crate::json::Limits;
 
-/// `PaymentRequired` (core spec 5.1), bounded and checked.
-#[derive(Debug, Clone)]
-pub struct Challenge {
-    pub raw: Box<RawValue>,
-    /// The seller's free text.
-    pub error: Option<String>,
-    pub resource_url: String,
-    pub resource: Box<RawValue>,
-    pub offers: Vec<Offer>,
-    pub extensions: Option<Box<RawValue>>,
-}
+/// The protocol version on the wire; nothing else is spoken.
+pub const VERSION: u8 = 2;
+/// Where a `PaymentPayload` travels in `params._meta` (MCP transport).
+pub const META_PAYMENT: &str = "x402/payment";
+/// Where a `SettlementResponse` travels in `result._meta` (MCP transport).
+pub const META_PAYMENT_RESPONSE: &str = "x402/payment-response";
+/// The extension that carries the payer's identifier of one logical payment.
+pub const PAYMENT_IDENTIFIER: &str = "payment-identifier";
+/// The name of the MCP extension binding (`resultType: "payment_required"`) among the capabilities.
+pub const MCP_EXTENSION: &str = "org.x402/payment";
 
-/// `SettlementResponse` (core spec 5.3) as the seller claims it: unauthenticated.
-#[derive(Debug, Clone)]
-pub struct Settlement {
-    pub success: bool,
-    pub error_reason: Option<String>,
-    pub payer: Option<String>,
-    pub transaction: String,
-    pub network: String,
-    pub amount: Option<String>,
+/// Either copy of a challenge: 262,144 bytes; 64 levels leave room for the JSON schema in the bazaar extension.
+pub const CHALLENGE_LIMITS: Limits = Limits { bytes: 262_144, depth: 64 };
+
+/// The first `max` characters of something that came from outside.
+pub(crate) fn bounded(text: &str, max: usize) -> String {
+    text.chars().take(max).collect()
 }
