@@ -1,0 +1,1 @@
+//! The version hash: what an agent pins when it decides to pay.
