@@ -4,6 +4,7 @@
 mod client;
 mod listing;
 mod reference;
+mod text;
 pub mod version;
 pub mod warnings;
 
