@@ -1,4 +1,5 @@
 //! Everything on one machine: a local Stellar network, a facilitator with its catalog, a demo seller, a signer.
 
+pub mod catalog;
 pub mod facilitator;
 mod soroban;
