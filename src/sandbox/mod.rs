@@ -2,4 +2,5 @@
 
 pub mod catalog;
 pub mod facilitator;
+pub mod signer;
 mod soroban;

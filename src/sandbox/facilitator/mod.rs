@@ -139,7 +139,7 @@ impl Facilitator {
         let (envelope, hash) = sign(transaction, self.network_id, account.key())
             .ok_or_else(|| before("settle_exact_stellar_transaction_signing_failed"))?;
         match self.chain.send(&envelope).await {
-            Ok(sent) if sent.status == "PENDING" => {}
+            Ok(sent) if sent.status == "PENDING" && sent.hash == hash => {}
             // Also DUPLICATE and TRY_AGAIN_LATER, and a lost answer: the official one says the same to all of them.
             Ok(_) => return Err(before("settle_exact_stellar_transaction_submission_failed")),
             Err(_) => return Err(before("unexpected_settle_error")),
