@@ -1,14 +1,18 @@
 //! Outbound HTTP over the network port: bounded in time and bytes, no proxy, no decompression, no redirect followed
 //! behind the caller's back, nothing ever sent twice, and every error says whether the request can have been seen.
 
-use std::net::IpAddr;
-use std::sync::Arc;
+mod address;
+mod client;
+mod connect;
+mod tls;
+
 use std::time::Duration;
 
-use bytes::Bytes;
 use tokio_rustls::TlsConnector;
 
-use crate::ports::World;
+pub use address::address_allowed;
+pub use client::{Client, Streaming};
+pub use tls::tls;
 
 /// How `https` is spoken. `Plain` exists for the simulated network only.
 #[derive(Clone)]
@@ -60,64 +64,14 @@ impl HttpError {
     }
 }
 
+/// What one request may cost: `timeout` from the call to the last byte of the body, and the size of that body.
 #[derive(Debug, Clone, Copy)]
 pub struct Limits {
     pub timeout: Duration,
     pub max_response_bytes: usize,
 }
-
-/// One client per class of destination; cheap to clone; keeps connections per origin.
-#[derive(Clone)]
-pub struct Client {
-    inner: Arc<ClientInner>,
-}
-struct ClientInner {
-    _world: World,
-    _tls: Tls,
-    _destination: Destination,
-    _limits: Limits,
-}
-
-/// An answer whose body is still to come (server-sent events).
-pub struct Streaming {
-    pub head: http::response::Parts,
-}
-impl Streaming {
-    /// The next piece of the body; `None` at its end. Bounded by the limits of the request.
-    pub async fn chunk(&mut self) -> Result<Option<Bytes>, HttpError> {
-        Err(HttpError::NotSent("not built".into()))
+impl Default for Limits {
+    fn default() -> Limits {
+        Limits { timeout: Duration::from_secs(15), max_response_bytes: 8 << 20 }
     }
-}
-
-impl Client {
-    pub fn new(world: World, tls: Tls, destination: Destination, limits: Limits) -> Client {
-        Client { inner: Arc::new(ClientInner { _world: world, _tls: tls, _destination: destination, _limits: limits }) }
-    }
-    /// Sends once and reads the whole answer. Redirects are answers like any other.
-    pub async fn send(&self, _request: http::Request<Bytes>) -> Result<http::Response<Bytes>, HttpError> {
-        let _ = &self.inner;
-        Err(HttpError::NotSent("not built".into()))
-    }
-    /// The same with limits of its own.
-    pub async fn send_within(
-        &self,
-        _request: http::Request<Bytes>,
-        _limits: Limits,
-    ) -> Result<http::Response<Bytes>, HttpError> {
-        Err(HttpError::NotSent("not built".into()))
-    }
-    /// Sends once and returns after the head of the answer.
-    pub async fn stream(&self, _request: http::Request<Bytes>, _limits: Limits) -> Result<Streaming, HttpError> {
-        Err(HttpError::NotSent("not built".into()))
-    }
-}
-
-/// Whether an address may be dialled for `destination`.
-pub fn address_allowed(_destination: Destination, _ip: IpAddr) -> Result<(), &'static str> {
-    Err("not built")
-}
-
-/// The system's trust roots, plus the operator's CA file (PEM) where one is configured.
-pub fn tls(_extra_ca_pem: Option<&[u8]>) -> Result<Tls, String> {
-    Err("not built".into())
 }
