@@ -1,15 +1,18 @@
 //! The Bazaar catalog: resource references, version hashes, search and resolve. What a seller declares is data: it is
 //! handed on byte for byte, never followed as an instruction, and never dialled from here.
 
+mod answer;
 mod client;
 mod listing;
+mod query;
 mod reference;
 mod text;
 pub mod version;
 pub mod warnings;
 
-pub use client::{Catalog, Page, SearchQuery};
+pub use client::{Catalog, Page};
 pub use listing::{Listing, SellerTransport, Skip, Status};
+pub use query::SearchQuery;
 pub use reference::{Kind, RefError, ResourceRef};
 
 #[derive(Debug, thiserror::Error)]
