@@ -156,7 +156,7 @@ impl Catalog {
         }
     }
 
-    /// `None` where the catalog has no such endpoint, or cannot tell.
+    /// `None` where the catalog has no such endpoint, or its answer decides nothing.
     async fn lookup(&self, reference: &ResourceRef) -> Result<Option<Listing>, CatalogError> {
         let mut parameters = vec![("type", reference.kind.as_str().to_owned()), ("url", reference.url.clone())];
         parameters.extend(reference.tool_name.clone().map(|name| ("toolName", name)));
@@ -173,10 +173,8 @@ impl Catalog {
                         return Err(CatalogError::Protocol(format!("the entry is unusable: {reason}")));
                     }
                 };
-                if listing.reference != *reference {
-                    return Err(CatalogError::Protocol("it is about another resource".to_owned()));
-                }
-                Ok(Some(listing))
+                // Catalogs normalise the URL (openx402 drops its query) and may so find a neighbour.
+                Ok(Some(listing).filter(|listing| listing.reference == *reference))
             }
             404 if error_word(&body).as_deref() == Some("not_found") => Err(CatalogError::NotListed),
             404 | 405 | 501 => {

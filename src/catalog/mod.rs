@@ -6,6 +6,8 @@ mod client;
 mod listing;
 mod query;
 mod reference;
+#[cfg(test)]
+mod tests;
 mod text;
 pub mod version;
 pub mod warnings;
