@@ -1,3 +1,5 @@
 //! One binary, a module per promise.
 
 mod architecture;
+#[cfg(feature = "sandbox")]
+mod catalog;
