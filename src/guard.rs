@@ -1,11 +1,79 @@
 //! Pure policy: (listing, live challenge, call, rules) -> [`Quote`] or a refusal. No I/O. Only this module makes a
 //! `Quote`, and every later step uses the offer that is frozen in it.
 
-use serde_json::value::RawValue;
+use std::collections::BTreeSet;
 
-use crate::money::{AgentId, Amount, IdempotencyKey, Unit};
+use serde_json::value::RawValue;
+use sha2::{Digest, Sha256};
+use url::Url;
+
+use crate::catalog::{Listing, ResourceRef, SellerTransport};
+use crate::json::{self, JsonError, Numbers};
+use crate::money::{AgentId, Amount, Asset, IdempotencyKey, Network, Unit};
 use crate::upstream::Endpoint;
-use crate::x402::Offer;
+use crate::x402::{Challenge, Flow, Offer, bazaar};
+
+/// One paid call as the agent asked for it, every member parsed.
+#[derive(Debug, Clone)]
+pub struct Call {
+    pub agent: AgentId,
+    pub session: Option<String>,
+    pub reference: ResourceRef,
+    pub network: Network,
+    pub scheme: String,
+    pub asset: Asset,
+    /// Zero asks for a quote.
+    pub max_amount: Amount,
+    pub expected_version: Option<String>,
+    /// An object; the seller gets exactly these bytes.
+    pub arguments: Box<RawValue>,
+    pub idempotency_key: Option<IdempotencyKey>,
+    pub input_responses: Option<Box<RawValue>>,
+    pub request_state: Option<Box<RawValue>>,
+}
+
+impl Call {
+    /// What makes two calls the same: resource and arguments (key order of RFC 8785, number tokens as written, so `1`
+    /// and `1.0` differ). Not the offer, the maximum, the version, `inputResponses` or `requestState`.
+    pub fn hash(&self) -> Result<[u8; 32], JsonError> {
+        let arguments = json::canonical(&self.arguments, Numbers::AsWritten)?;
+        let reference = json::raw(&self.reference.to_string());
+        Ok(Sha256::digest(format!("{{\"arguments\":{arguments},\"ref\":{}}}", reference.get())).into())
+    }
+}
+
+/// What the operator allows.
+#[derive(Debug, Clone, Default)]
+pub struct Rules {
+    /// The networks that this process may pay on; the mainnet rule is decided when this set is made.
+    pub payable: BTreeSet<Network>,
+}
+
+/// The seller's side at the moment of the call.
+#[derive(Debug, Clone, Copy)]
+pub struct Live<'a> {
+    pub endpoint: &'a Endpoint,
+    pub challenge: &'a Challenge,
+    /// The tool's input schema from `tools/list`; used where the challenge declares none.
+    pub listed_schema: Option<&'a RawValue>,
+}
+
+/// Why a call gets no [`Quote`].
+#[derive(Debug)]
+pub enum Refusal {
+    /// A scheme that this build cannot pay on that network.
+    Scheme,
+    /// Not enabled, or the mainnet rule is not met.
+    Network,
+    /// The live challenge is not what the catalog version says; the members that differ, by their wire names.
+    Changed(Vec<&'static str>),
+    /// Neither the catalog nor the seller has the selected (network, scheme, asset).
+    OfferNotThere,
+    /// The selected offer asks for something that this build does not do; the member that asks.
+    Unpayable(&'static str),
+    /// `maxAtomicAmount` is zero: what the seller asks for.
+    Quote(Vec<Offer>),
+}
 
 /// One offer, chosen and frozen. Consumed by the reservation, so nothing unguarded can be reserved or signed.
 #[derive(Debug)]
@@ -33,4 +101,174 @@ impl Quote {
     pub fn amount(&self) -> Amount {
         self.offer.amount
     }
+}
+
+/// What can be refused before anybody is asked.
+pub fn payable(call: &Call, rules: &Rules) -> Result<(), Refusal> {
+    if call.scheme != "exact" {
+        return Err(Refusal::Scheme);
+    }
+    if !rules.payable.contains(&call.network) {
+        return Err(Refusal::Network);
+    }
+    if call.network.namespace() != "stellar" {
+        return Err(Refusal::Scheme);
+    }
+    Ok(())
+}
+
+/// Select one offer, freeze it, and check every rule on the frozen entry.
+pub fn admit(
+    listing: &Listing,
+    live: Live<'_>,
+    call: &Call,
+    call_hash: [u8; 32],
+    rules: &Rules,
+) -> Result<Quote, Refusal> {
+    payable(call, rules)?;
+    let mut changed = changed_declaration(listing, &live);
+    let offer = match select(&live.challenge.offers, call) {
+        Some(offer) => {
+            changed.extend(changed_offer(&listing.offers, offer));
+            offer
+        }
+        None if listing.offers.iter().any(|offer| is_selected(offer, call)) => {
+            changed.push("accepts");
+            return Err(Refusal::Changed(changed));
+        }
+        None if !changed.is_empty() => return Err(Refusal::Changed(changed)),
+        None => return Err(Refusal::OfferNotThere),
+    };
+    if !changed.is_empty() {
+        return Err(Refusal::Changed(changed));
+    }
+    if let Some(member) = unpayable(offer) {
+        return Err(Refusal::Unpayable(member));
+    }
+    if call.max_amount.is_zero() {
+        return Err(Refusal::Quote(live.challenge.offers.clone()));
+    }
+    Ok(Quote {
+        agent: call.agent.clone(),
+        session: call.session.clone(),
+        idempotency_key: call.idempotency_key.clone(),
+        call_hash,
+        resource_ref: call.reference.to_string(),
+        version_hash: listing.version_hash.clone(),
+        endpoint: live.endpoint.clone(),
+        tool: listing.reference.tool_name.clone().unwrap_or_default(),
+        offer: offer.clone(),
+        max_amount: call.max_amount,
+        resource: live.challenge.resource.clone(),
+        extensions: live.challenge.extensions.clone(),
+    })
+}
+
+fn is_selected(offer: &Offer, call: &Call) -> bool {
+    offer.network == call.network
+        && offer.scheme == call.scheme
+        && Offer::same_address(&call.network, offer.asset.as_str(), call.asset.as_str())
+}
+
+/// The seller's first offer of the selected (network, scheme, asset); one that can be paid before one that cannot, the
+/// `authorization` flow before the others (core specification 6.1).
+fn select<'a>(offers: &'a [Offer], call: &Call) -> Option<&'a Offer> {
+    offers.iter().filter(|offer| is_selected(offer, call)).min_by_key(|offer| match (unpayable(offer), offer.flow()) {
+        (None, Flow::Authorization) => 0,
+        (None, _) => 1,
+        (Some(_), _) => 2,
+    })
+}
+
+/// Resource URL, tool name, transport, input schema.
+fn changed_declaration(listing: &Listing, live: &Live<'_>) -> Vec<&'static str> {
+    let mut changed = Vec::new();
+    let declared = bazaar::declaration(live.challenge.extensions.as_deref());
+    if !same_url(&listing.reference.url, &live.challenge.resource_url) {
+        changed.push("resource.url");
+    }
+    if let Some(declared) = &declared {
+        if declared.malformed.is_some() || declared.input_type.as_deref().is_some_and(|kind| kind != "mcp") {
+            changed.push("bazaar");
+        }
+        if declared.tool_name.as_deref().is_some_and(|name| Some(name) != listing.reference.tool_name.as_deref()) {
+            changed.push("toolName");
+        }
+        let transport = match declared.transport.as_deref() {
+            None | Some("streamable-http") => Some(SellerTransport::StreamableHttp),
+            Some("sse") => Some(SellerTransport::Sse),
+            Some(_) => None,
+        };
+        if transport != Some(listing.transport) {
+            changed.push("transport");
+        }
+    }
+    let live_schema = declared.as_ref().and_then(|d| d.input_schema).or(live.listed_schema);
+    let same_schema = match (listing.input_schema.as_deref(), live_schema) {
+        (Some(listed), Some(live)) => json::equal(listed, live),
+        (None, None) => true,
+        _ => false,
+    };
+    if !same_schema {
+        changed.push("inputSchema");
+    }
+    changed
+}
+
+/// Empty when the catalog version has an offer with the same terms; else the members that differ from the nearest.
+fn changed_offer(listed: &[Offer], live: &Offer) -> Vec<&'static str> {
+    listed
+        .iter()
+        .filter(|offer| {
+            offer.network == live.network
+                && offer.scheme == live.scheme
+                && Offer::same_address(&live.network, offer.asset.as_str(), live.asset.as_str())
+        })
+        .map(|offer| offer.differing_members(live))
+        .min_by_key(Vec::len)
+        .unwrap_or_else(|| vec!["accepts"])
+}
+
+/// Equal as URLs (host case, default port); a trailing slash of the path does not matter, a query does.
+fn same_url(listed: &str, live: &str) -> bool {
+    let normal = |text: &str| -> Option<String> {
+        let mut url = Url::parse(text).ok()?;
+        let path = url.path().trim_end_matches('/').to_owned();
+        if !url.cannot_be_a_base() {
+            url.set_path(&path);
+        }
+        Some(url.to_string())
+    };
+    listed == live || normal(listed).is_some_and(|listed| normal(live) == Some(listed))
+}
+
+/// The member of an offer that asks for something which `exact` on Stellar cannot do, or that this build does not.
+fn unpayable(offer: &Offer) -> Option<&'static str> {
+    if !offer.flow_is_payable() {
+        return Some("paymentFlow");
+    }
+    if offer.network.namespace() != "stellar" || offer.scheme != "exact" {
+        return Some("scheme");
+    }
+    // Without a sponsor the buyer would have to submit and pay for the transaction itself.
+    match offer.extra_member("areFeesSponsored").map(RawValue::get) {
+        Some("true") => {}
+        _ => return Some("areFeesSponsored"),
+    }
+    match offer.extra_member("assetTransferMethod").map(json::string) {
+        None => {}
+        Some(Some(method)) if method == "default" => {}
+        Some(_) => return Some("assetTransferMethod"),
+    }
+    if offer.amount.is_zero() || offer.amount.to_i128().is_none() {
+        return Some("amount");
+    }
+    if offer.asset.as_str().parse::<stellar_strkey::Contract>().is_err() {
+        return Some("asset");
+    }
+    let account = offer.pay_to.parse::<stellar_strkey::ed25519::PublicKey>().is_ok();
+    if !account && offer.pay_to.parse::<stellar_strkey::Contract>().is_err() {
+        return Some("payTo");
+    }
+    None
 }
