@@ -1,1 +1,143 @@
 //! The story of one paid call, and later the sweep.
+
+mod call;
+mod check;
+mod error;
+mod existing;
+pub(crate) mod object;
+mod output;
+mod parts;
+
+pub use error::{PayError, Phase};
+pub use output::{CallOutcome, Ending};
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use serde_json::value::RawValue;
+
+use crate::catalog::Catalog;
+use crate::guard::Rules;
+use crate::ledger::{BudgetLine, By, Ledger, LedgerError, Payment};
+use crate::money::{AgentId, Amount, IdempotencyKey, Network, PaymentId, Unit};
+use crate::ports::World;
+use parts::{Balance, Signer, Stellar, Upstream};
+
+#[derive(Debug, Clone)]
+pub struct Settings {
+    pub rules: Rules,
+    /// No signature later than this after the reservation.
+    pub sign_within: Duration,
+    /// Bound on the unpaid call.
+    pub probe_timeout: Duration,
+    /// Bound on the simulation; part of the lease.
+    pub rpc_timeout: Duration,
+    /// `None`: the signed life and 30 s.
+    pub paid_call_timeout: Option<Duration>,
+    /// The signed life is never longer than this, whatever the offer says.
+    pub max_authorization: BTreeMap<Network, Duration>,
+    /// How long a call waits for a payment that is in flight elsewhere.
+    pub wait_in_flight: Duration,
+    pub account_ceiling: Option<Amount>,
+}
+
+impl Settings {
+    pub fn new(rules: Rules) -> Settings {
+        Settings {
+            rules,
+            sign_within: Duration::from_secs(10),
+            probe_timeout: Duration::from_secs(15),
+            rpc_timeout: Duration::from_secs(15),
+            paid_call_timeout: None,
+            max_authorization: BTreeMap::new(),
+            wait_in_flight: Duration::from_secs(10),
+            account_ceiling: None,
+        }
+    }
+}
+
+/// Everything that a paid call needs; cheap to clone.
+#[derive(Clone)]
+pub struct Payer {
+    parts: Arc<Parts>,
+}
+
+pub struct Parts {
+    pub world: World,
+    pub catalog: Catalog,
+    pub upstream: Upstream,
+    pub ledger: Arc<dyn Ledger>,
+    pub chains: BTreeMap<Network, Stellar>,
+    pub signer: Signer,
+    pub settings: Settings,
+}
+
+/// What the payer has of one asset.
+#[derive(Debug, Clone)]
+pub enum Funds {
+    Of {
+        payer: String,
+        balance: Amount,
+    },
+    NoTrustline {
+        payer: String,
+    },
+    /// The chain or the signer could not be asked.
+    Unknown,
+}
+
+impl Payer {
+    pub fn new(parts: Parts) -> Payer {
+        Payer { parts: Arc::new(parts) }
+    }
+
+    /// One payment of this agent, and its receipt where it is settled.
+    pub async fn payment(
+        &self,
+        agent: &AgentId,
+        by: Which<'_>,
+    ) -> Result<Option<(Payment, Option<Box<RawValue>>)>, LedgerError> {
+        let by = match by {
+            Which::Id(id) => By::Id(id),
+            Which::Key(key) => By::Key(key),
+        };
+        let found = self.parts.ledger.lookup(agent, by).await?;
+        Ok(found.map(|row| {
+            let receipt = output::Receipt::of_row(&row).map(|receipt| receipt.json());
+            (row, receipt)
+        }))
+    }
+
+    pub async fn budget(&self, agent: &AgentId, session: Option<&str>) -> Result<Vec<BudgetLine>, LedgerError> {
+        self.parts.ledger.budget(agent, session).await
+    }
+
+    /// Balance and trustline, from the cache where it is fresh.
+    pub async fn funds(&self, unit: &Unit) -> Funds {
+        let Some(chain) = self.parts.chains.get(&unit.network) else { return Funds::Unknown };
+        let Ok(payer) = self.parts.signer.address(&unit.network).await else { return Funds::Unknown };
+        match chain.balance(&payer, &unit.asset).await {
+            Ok(Balance::Of(balance)) => Funds::Of { payer, balance },
+            Ok(Balance::NoTrustline) => Funds::NoTrustline { payer },
+            Err(_) => Funds::Unknown,
+        }
+    }
+
+    /// The answer of this keyless payment reached its caller: written by a statement that nobody waits for.
+    pub fn answered(&self, id: PaymentId) {
+        let ledger = self.parts.ledger.clone();
+        self.parts.world.spawn.spawn(Box::pin(async move {
+            if let Err(error) = ledger.answered(id).await {
+                tracing::warn!(payment = %id.short(), %error, "the answered mark could not be written");
+            }
+        }));
+    }
+}
+
+/// How an agent names one of its payments.
+#[derive(Debug, Clone, Copy)]
+pub enum Which<'a> {
+    Id(PaymentId),
+    Key(&'a IdempotencyKey),
+}
