@@ -312,6 +312,7 @@ fn string_end(bytes: &[u8], start: usize) -> usize {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use proptest::prelude::*;
 
     const LIMITS: Limits = Limits { bytes: 1 << 20, depth: 16 };
 
@@ -382,5 +383,49 @@ mod tests {
         assert!(!eq("1", "\"1\""));
         assert!(!eq(r#"{"a":1}"#, r#"{"a":1,"b":null}"#));
         assert!(!eq("[1,2]", "[2,1]"));
+    }
+
+    /// Any JSON value, as it might be written: members in two orders, with and without white space.
+    fn value() -> impl Strategy<Value = (String, String)> {
+        let same = |text: String| (text.clone(), text);
+        let leaf = prop_oneof![
+            Just("null".to_owned()).prop_map(same),
+            any::<bool>().prop_map(|b| b.to_string()).prop_map(same),
+            any::<i64>().prop_map(|n| n.to_string()).prop_map(same),
+            any::<f64>().prop_filter("finite", |n| n.is_finite()).prop_map(|n| format!("{n:?}")).prop_map(same),
+            any::<String>().prop_map(|s| raw(&s).get().to_owned()).prop_map(same),
+        ];
+        leaf.prop_recursive(4, 40, 6, |inner| {
+            prop_oneof![
+                prop::collection::vec(inner.clone(), 0..6).prop_map(|items| {
+                    let (a, b): (Vec<_>, Vec<_>) = items.into_iter().unzip();
+                    (format!("[{}]", a.join(",")), format!("[ {} ]", b.join(" ,\n")))
+                }),
+                prop::collection::btree_map(any::<String>(), inner, 0..6).prop_map(|members| {
+                    let text = |spelled: Vec<String>, comma: &str| format!("{{{}}}", spelled.join(comma));
+                    let one = members.iter().map(|(k, v)| format!("{}:{}", raw(k).get(), v.0)).collect();
+                    let other = members.iter().rev().map(|(k, v)| format!("{} : {}", raw(k).get(), v.1)).collect();
+                    (text(one, ","), text(other, " , "))
+                }),
+            ]
+        })
+    }
+
+    proptest! {
+        #[test]
+        fn canonical_text_is_one_per_value((one, other) in value()) {
+            for numbers in [Numbers::Rfc8785, Numbers::AsWritten] {
+                let text = canonical(ok(&one), numbers).unwrap();
+                prop_assert_eq!(&canonical(ok(&other), numbers).unwrap(), &text, "order and white space");
+                prop_assert_eq!(&canonical(ok(&text), numbers).unwrap(), &text, "canonical already");
+            }
+            prop_assert!(equal(ok(&one), ok(&other)));
+            prop_assert!(equal(ok(&one), ok(&canonical(ok(&other), Numbers::AsWritten).unwrap())));
+        }
+
+        #[test]
+        fn no_text_makes_the_checker_panic(text in ".{0,60}") {
+            let _ = check(text.as_bytes(), LIMITS);
+        }
     }
 }

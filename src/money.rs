@@ -276,6 +276,7 @@ impl FromStr for IdempotencyKey {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use proptest::prelude::*;
 
     #[test]
     fn amounts_that_are_not_plain_decimal_integers_are_refused() {
@@ -321,5 +322,39 @@ mod tests {
         assert_eq!(format!("{id:?}"), "PaymentId(abababababababab…)");
         assert_eq!(id.to_hex().parse::<PaymentId>(), Ok(id));
         assert!("AB".repeat(32).parse::<PaymentId>().is_err());
+    }
+
+    proptest! {
+        #[test]
+        fn amounts_round_trip_as_text_and_as_i128(high: u128, low: u128, decimals in 0u8..30) {
+            let n = U256::from(high) << 128 | U256::from(low);
+            let amount = Amount(n);
+            prop_assert_eq!(amount.to_string().parse(), Ok(amount));
+            let small = Amount(U256::from(low >> 1));
+            prop_assert_eq!(small.to_i128().and_then(Amount::from_i128), Some(small));
+            // The decimal form loses nothing: its digits with the zeros put back are the amount.
+            let shown = amount.to_decimal(decimals);
+            let (whole, fraction) = shown.split_once('.').unwrap_or((&shown, ""));
+            let back = format!("{whole}{fraction:0<width$}", width = usize::from(decimals));
+            let back = match back.trim_start_matches('0') {
+                "" => "0",
+                digits => digits,
+            };
+            prop_assert_eq!(back.parse(), Ok(amount));
+        }
+
+        #[test]
+        fn sums_are_exact_or_refused(a: u128, b: u128) {
+            let (x, y) = (Amount(U256::from(a)), Amount(U256::from(b)));
+            let sum = x.checked_add(y).unwrap();
+            prop_assert_eq!(sum.checked_sub(y), Some(x));
+            prop_assert_eq!(Amount::MAX.checked_add(x).is_some(), x.is_zero());
+        }
+
+        #[test]
+        fn only_plain_digits_are_an_amount(text in "[-+ 0-9a-fxe._]{0,12}") {
+            let plain = !text.is_empty() && text.bytes().all(|b| b.is_ascii_digit()) && (text == "0" || !text.starts_with('0'));
+            prop_assert_eq!(text.parse::<Amount>().is_ok(), plain);
+        }
     }
 }
