@@ -13,7 +13,7 @@ use super::answer::{Answer, Pagination, error_word};
 use super::query::{MAX_LIMIT, Position, Verdict};
 use super::{CatalogError, Listing, ResourceRef, SearchQuery, Skip, warnings};
 use crate::http::{Client, HttpError};
-use crate::x402::{Offer, bounded};
+use crate::x402::bounded;
 
 /// One page of results.
 #[derive(Debug, Clone)]
@@ -46,9 +46,12 @@ struct Memory {
     /// The most that each endpoint took without refusing.
     list_limit: u32,
     search_limit: u32,
-    /// Who was paid when an option was first seen: (reference, network, scheme, asset) to recipient.
-    recipients: BTreeMap<(String, String, String, String), String>,
+    /// Who was paid when an option was first seen.
+    recipients: BTreeMap<OptionKey, Vec<String>>,
 }
+
+/// Reference, network, scheme, asset.
+type OptionKey = (String, String, String, String);
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Path {
@@ -273,24 +276,27 @@ impl Catalog {
 
     /// Hazard BAZ-06: a recipient that moves while the entry stays is worth a word.
     fn watch_recipients(&self, listing: &mut Listing) {
+        let mut seen: BTreeMap<OptionKey, Vec<String>> = BTreeMap::new();
+        for offer in &listing.offers {
+            let asset = offer.asset.as_str().to_ascii_lowercase();
+            let key = (listing.reference.to_string(), offer.network.to_string(), offer.scheme.clone(), asset);
+            seen.entry(key).or_default().push(match offer.network.namespace() {
+                "eip155" => offer.pay_to.to_ascii_lowercase(),
+                _ => offer.pay_to.clone(),
+            });
+        }
         let mut memory = self.memory();
         let mut moved = false;
-        let reference = listing.reference.to_string();
-        for offer in &listing.offers {
-            let key = (
-                reference.clone(),
-                offer.network.to_string(),
-                offer.scheme.clone(),
-                offer.asset.as_str().to_ascii_lowercase(),
-            );
+        for (key, recipients) in seen {
             match memory.recipients.get(&key) {
-                Some(first) => moved |= !Offer::same_address(&offer.network, first, &offer.pay_to),
+                Some(first) => moved |= recipients.iter().any(|recipient| !first.contains(recipient)),
                 None if memory.recipients.len() < MAX_RECIPIENTS => {
-                    memory.recipients.insert(key, offer.pay_to.clone());
+                    memory.recipients.insert(key, recipients);
                 }
                 None => {}
             }
         }
+        drop(memory);
         if moved {
             listing.warn(warnings::RECIPIENT_CHANGED);
         }

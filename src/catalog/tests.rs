@@ -388,6 +388,16 @@ async fn two_entries_under_one_reference_are_marked() {
     assert_eq!(ambiguous, [true, true, false]);
 }
 
+#[tokio::test]
+async fn an_option_that_stands_twice_is_no_moved_recipient() {
+    let twice = item("t", "GA").replace(&option("GA"), &format!("{},{}", option("GA"), option("GB")));
+    let server = Server::start(move |_, _| (200, format!(r#"{{"resource":{twice}}}"#))).await;
+    let catalog = server.catalog();
+    for _ in 0..2 {
+        assert_eq!(catalog.resolve(&reference("t")).await.unwrap().warnings, [warnings::AMBIGUOUS_OPTION]);
+    }
+}
+
 #[test]
 fn a_base_that_is_no_plain_url_is_refused() {
     let (world, _) = crate::ports::machine::world();

@@ -8,6 +8,8 @@
 //! counts, and every change of price, recipient, asset, network, timeout, extra data, schema, description or other
 //! metadata does, also under a member that nobody knows today, and also in an option that is malformed.
 //!
+//! Numbers are doubles, as RFC 8785 has them; amounts are strings, so no price is rounded.
+//!
 //! Left out is what the catalog says about the entry rather than the seller about the resource: [`NOT_DECLARED`], and
 //! inside the old `metadata` object [`STATISTICS`].
 
