@@ -177,7 +177,7 @@ fn safe_id(members: &Members<'_>) -> Option<Box<RawValue>> {
 }
 
 /// A string or an integer. `1.0` and `1e0` are integers to some readers and not to others, so they are none.
-fn legal_id(id: &RawValue) -> bool {
+pub(super) fn legal_id(id: &RawValue) -> bool {
     let text = id.get();
     if text.len() > MAX_ID_BYTES {
         return false;

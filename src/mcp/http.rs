@@ -1,11 +1,457 @@
 //! Streamable HTTP: `POST GET DELETE /mcp`.
+//!
+//! In the order of the checks: where the request comes from (Host, Origin), who asks, how much is going on, what is
+//! sent, then the envelope, then the revision. A request of 2026-07-28 declares itself in `_meta`; all else belongs to
+//! a session that `initialize` began.
 
+use std::pin::pin;
 use std::sync::Arc;
+use std::time::Duration;
 
-use super::{Authenticator, Handler, Settings};
+use axum::body::Body;
+use axum::extract::{Request, State};
+use axum::response::Response;
+use axum::routing::any;
+use bytes::{Bytes, BytesMut};
+use futures_util::future::{Either, select};
+use http::header::{ALLOW, CACHE_CONTROL, CONTENT_LENGTH, CONTENT_TYPE, RETRY_AFTER, WWW_AUTHENTICATE};
+use http::{HeaderMap, HeaderValue, Method, StatusCode};
+use http_body_util::BodyExt as _;
+use serde_json::value::RawValue;
+use tokio::sync::{Semaphore, mpsc};
+use tokio::time::{Instant, sleep_until, timeout};
+
+use super::body::{AnswerBody, Permit, Withdraw, sse_event};
+use super::dispatch::{Answer, Call, Event, Front};
+use super::envelope::{self, Envelope, Fault, Incoming};
+use super::session::{self, Session};
+use super::{Authenticator, Handler, Revision, RpcError, Settings, access, bounded, code, headers, revision};
+use crate::json;
+use crate::money::AgentId;
 
 /// The front of `handler` over HTTP, at `/mcp`.
 pub fn router(settings: Settings, handler: Arc<dyn Handler>, authenticator: Authenticator) -> axum::Router {
-    let _ = (settings, handler, authenticator);
-    axum::Router::new()
+    let door = Door {
+        calls: Arc::new(Semaphore::new(settings.max_concurrent_requests)),
+        streams: Arc::new(Semaphore::new(settings.max_streams)),
+        front: Arc::new(Front::new(settings, handler, &Revision::HTTP)),
+        authenticator,
+    };
+    axum::Router::new().route("/mcp", any(mcp)).with_state(Arc::new(door))
+}
+
+struct Door {
+    front: Arc<Front>,
+    authenticator: Authenticator,
+    calls: Arc<Semaphore>,
+    streams: Arc<Semaphore>,
+}
+
+/// The request is answered with this, before or instead of a call.
+type Refused = Box<Response>;
+
+async fn mcp(State(door): State<Arc<Door>>, request: Request) -> Response {
+    let settings = &door.front.settings;
+    let (head, body) = request.into_parts();
+    let place = access::host(&head.headers, &head.uri, &settings.allowed_hosts)
+        .and_then(|()| access::origin(&head.headers, &settings.allowed_origins));
+    if let Err(reason) = place {
+        return refuse(StatusCode::FORBIDDEN, None, &RpcError::invalid_request(reason));
+    }
+    let Ok(agent) = door.authenticator.authenticate(&head.headers) else {
+        let error = RpcError::invalid_request("A bearer key is needed: Authorization: Bearer <key>");
+        let mut response = refuse(StatusCode::UNAUTHORIZED, None, &error);
+        response.headers_mut().insert(WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
+        return response;
+    };
+    match head.method {
+        Method::POST => door.post(&head.headers, body, agent).await.unwrap_or_else(|refused| *refused),
+        Method::GET => door.get(&head.headers, agent).unwrap_or_else(|refused| *refused),
+        // A session is a signed token without a row: there is nothing to delete, and the specification allows to say so.
+        _ => method_not_allowed("GET, POST"),
+    }
+}
+
+impl Door {
+    /// The stream of an old session for what the server has to say by itself, which is nothing but that it lives.
+    fn get(&self, headers: &HeaderMap, agent: Option<AgentId>) -> Result<Response, Refused> {
+        if !headers.contains_key(headers::SESSION_ID) {
+            return Err(Box::new(method_not_allowed("POST")));
+        }
+        let session = self.session(headers, agent.as_ref(), None)?;
+        if !access::accept(headers).stream {
+            let error = RpcError::invalid_request("GET is answered with text/event-stream only");
+            return Err(Box::new(refuse(StatusCode::NOT_ACCEPTABLE, None, &error)));
+        }
+        let permit = permit(&self.streams)?;
+        let ended = self.front.streams_end.clone();
+        let left = session.expires_ms.saturating_sub(self.front.settings.world.unix_ms());
+        let expired = Instant::now() + Duration::from_millis(left);
+        let close = Box::pin(async move {
+            select(pin!(ended.cancelled()), pin!(sleep_until(expired))).await;
+        });
+        Ok(AnswerBody::idle(&self.front, close, permit).into_response(StatusCode::OK))
+    }
+
+    async fn post(&self, headers: &HeaderMap, body: Body, agent: Option<AgentId>) -> Result<Response, Refused> {
+        let permit = permit(&self.calls)?;
+        if !access::is_json(headers) {
+            let error = RpcError::invalid_request("The Content-Type must be application/json");
+            return Err(Box::new(refuse(StatusCode::UNSUPPORTED_MEDIA_TYPE, None, &error)));
+        }
+        let takes = access::accept(headers);
+        let stream = match takes {
+            access::Takes { json: true, stream: false } => Stream::Never,
+            access::Takes { json: true, stream: true } => Stream::WhenSlow,
+            access::Takes { json: false, stream: true } => Stream::Always,
+            access::Takes { json: false, stream: false } => {
+                let error = RpcError::invalid_request("The answer is application/json or text/event-stream");
+                return Err(Box::new(refuse(StatusCode::NOT_ACCEPTABLE, None, &error)));
+            }
+        };
+        let body = self.read(headers, body).await?;
+        let incoming = Envelope::parse(&body, self.front.settings.limits()).map_err(|fault| {
+            let status = if fault.too_large { StatusCode::PAYLOAD_TOO_LARGE } else { StatusCode::BAD_REQUEST };
+            Box::new(refuse(status, fault.id.as_deref(), &fault.error))
+        })?;
+        drop(body);
+        let caller = Caller { headers, agent, stream, permit };
+        match incoming {
+            Incoming::One(Envelope::Request { id, method, params }) => self.request(caller, id, method, params).await,
+            Incoming::One(envelope) => self.told(&caller, envelope),
+            Incoming::Batch(batch) => self.batch(caller, batch).await,
+        }
+    }
+
+    /// The whole body, within its limits of bytes and time.
+    async fn read(&self, headers: &HeaderMap, mut body: Body) -> Result<Bytes, Refused> {
+        let limit = self.front.settings.max_body_bytes;
+        let too_large = || {
+            let error = RpcError::invalid_request(format!("The body is larger than {limit} bytes"));
+            Box::new(closing(refuse(StatusCode::PAYLOAD_TOO_LARGE, None, &error)))
+        };
+        let announced = headers.get(CONTENT_LENGTH).and_then(|v| v.to_str().ok()).and_then(|v| v.parse::<u64>().ok());
+        if announced.is_some_and(|announced| announced > limit as u64) {
+            return Err(too_large());
+        }
+        let read = timeout(self.front.settings.body_timeout, async {
+            let mut bytes = BytesMut::new();
+            while let Some(frame) = body.frame().await {
+                let frame = frame.map_err(|_| {
+                    let error = RpcError::invalid_request("The body broke off");
+                    Box::new(closing(refuse(StatusCode::BAD_REQUEST, None, &error)))
+                })?;
+                if let Ok(data) = frame.into_data() {
+                    if bytes.len() + data.len() > limit {
+                        return Err(too_large());
+                    }
+                    bytes.extend_from_slice(&data);
+                }
+            }
+            Ok(bytes.freeze())
+        });
+        read.await.unwrap_or_else(|_| {
+            let error = RpcError::invalid_request("The body came too slowly");
+            Err(Box::new(closing(refuse(StatusCode::REQUEST_TIMEOUT, None, &error))))
+        })
+    }
+
+    async fn request(
+        &self,
+        caller: Caller<'_>,
+        id: Box<RawValue>,
+        method: String,
+        params: Option<Box<RawValue>>,
+    ) -> Result<Response, Refused> {
+        let bad = |error: RpcError| Box::new(refuse(StatusCode::BAD_REQUEST, Some(&id), &error));
+        let mismatch = |reason: String| bad(RpcError::new(code::HEADER_MISMATCH, format!("Header mismatch: {reason}")));
+        let header = headers::single(caller.headers, headers::PROTOCOL_VERSION).map_err(mismatch)?;
+        let declared = revision::declared(params.as_deref());
+        let (revision, session) = match era(header, declared, &method, caller.headers) {
+            Era::Stateless => {
+                let version = declared.and_then(json::string);
+                match (&version, header) {
+                    (Some(_), None) => return Err(mismatch("the MCP-Protocol-Version header is missing".into())),
+                    (Some(version), Some(header)) if *version != header => {
+                        let (header, version) = (bounded(header), bounded(version));
+                        return Err(mismatch(format!("MCP-Protocol-Version is {header:?} but _meta has {version:?}")));
+                    }
+                    _ => {}
+                }
+                revision::check_meta(params.as_deref(), self.front.supported).map_err(bad)?;
+                let schema = match method.as_str() {
+                    "tools/call" => params.as_deref().and_then(|p| json::member(p, "name")).and_then(json::string),
+                    _ => None,
+                };
+                let schema = schema.and_then(|tool| self.front.handler.input_schema(&tool));
+                headers::check(caller.headers, &method, params.as_deref(), schema.as_deref()).map_err(mismatch)?;
+                (Revision::V2026_07_28, None)
+            }
+            Era::Unknown(version) => return Err(bad(revision::unsupported(version, self.front.supported))),
+            Era::Session if method == "initialize" => return self.initialize(&caller, &id, params.as_deref()),
+            Era::Session => {
+                let session = self.session(caller.headers, caller.agent.as_ref(), Some(&id))?;
+                (session.revision, Some(session.name))
+            }
+        };
+        let agent = caller.agent.clone();
+        let call = Call { revision, agent, session, id, method, params };
+        if revision.stateless() && call.method == "subscriptions/listen" {
+            return self.listen(caller, call);
+        }
+        Ok(self.run(caller, vec![call], Vec::new(), false).await)
+    }
+
+    fn initialize(&self, caller: &Caller<'_>, id: &RawValue, params: Option<&RawValue>) -> Result<Response, Refused> {
+        let (revision, result) = match self.front.initialize(params) {
+            Ok(initialized) => initialized,
+            Err(error) => return Ok(refuse(StatusCode::OK, Some(id), &error)),
+        };
+        let text = envelope::result_response(id, &result);
+        let mut response = match caller.stream {
+            Stream::Always => fixed(StatusCode::OK, "text/event-stream", sse_event(text)),
+            _ => fixed(StatusCode::OK, "application/json", text),
+        };
+        let token = session::issue(&self.front.settings, revision, caller.agent.as_ref());
+        if let Ok(token) = HeaderValue::from_str(&token) {
+            response.headers_mut().insert(headers::SESSION_ID, token);
+        }
+        Ok(response)
+    }
+
+    /// A notification, or an answer to something that we never ask.
+    fn told(&self, caller: &Caller<'_>, envelope: Envelope) -> Result<Response, Refused> {
+        let bad = |reason: String| Box::new(refuse(StatusCode::BAD_REQUEST, None, &RpcError::invalid_request(reason)));
+        if matches!(&envelope, Envelope::Response { id: None, .. }) {
+            return Err(bad("Invalid request: the id of a response must be a string or an integer".into()));
+        }
+        let header = headers::single(caller.headers, headers::PROTOCOL_VERSION).map_err(bad)?;
+        let session = match era(header, None, "", caller.headers) {
+            // 2026-07-28 over HTTP: closing the stream cancels, and no notification means anything.
+            Era::Stateless => None,
+            Era::Unknown(version) => {
+                let error = revision::unsupported(version, self.front.supported);
+                return Err(Box::new(refuse(StatusCode::BAD_REQUEST, None, &error)));
+            }
+            Era::Session => Some(self.session(caller.headers, caller.agent.as_ref(), None)?),
+        };
+        self.heard(session.as_ref(), &envelope);
+        Ok(accepted())
+    }
+
+    fn heard(&self, session: Option<&Session>, envelope: &Envelope) {
+        if let Envelope::Notification { method, params } = envelope {
+            self.front.notified(session.map(|session| session.name.as_str()), method, params.as_deref());
+        }
+    }
+
+    /// 2025-03-26 alone has batches, so a batch needs a session of that revision.
+    async fn batch(&self, caller: Caller<'_>, batch: Vec<Result<Envelope, Fault>>) -> Result<Response, Refused> {
+        let no_batches = || Box::new(refuse(StatusCode::BAD_REQUEST, None, &envelope::no_batches().error));
+        let header = headers::single(caller.headers, headers::PROTOCOL_VERSION).map_err(|_| no_batches())?;
+        if header.is_some_and(|header| !Revision::parse(header).is_some_and(Revision::has_batches)) {
+            return Err(no_batches());
+        }
+        let session = self.session(caller.headers, caller.agent.as_ref(), None)?;
+        if !session.revision.has_batches() {
+            return Err(no_batches());
+        }
+        let (mut calls, mut refused) = (Vec::new(), Vec::new());
+        for message in batch {
+            match message {
+                Ok(Envelope::Request { id, method, .. }) if method == "initialize" => {
+                    let error = RpcError::invalid_request("Invalid request: initialize must not be in a batch");
+                    refused.push(Answer::error(Some(&id), &error));
+                }
+                Ok(Envelope::Request { id, method, params }) => {
+                    let (agent, name) = (caller.agent.clone(), Some(session.name.clone()));
+                    calls.push(Call { revision: session.revision, agent, session: name, id, method, params });
+                }
+                Ok(envelope) => self.heard(Some(&session), &envelope),
+                Err(fault) => refused.push(Answer::error(fault.id.as_deref(), &fault.error)),
+            }
+        }
+        if calls.is_empty() && refused.is_empty() {
+            return Ok(accepted());
+        }
+        Ok(self.run(caller, calls, refused, true).await)
+    }
+
+    /// Starts the calls, and answers as JSON or, once it takes long or there is progress to show, as a stream.
+    async fn run(&self, caller: Caller<'_>, calls: Vec<Call>, refused: Vec<Answer>, batch: bool) -> Response {
+        let front = &self.front;
+        let stateless = calls.first().is_some_and(|call| call.revision.stateless());
+        let expected = calls.len() + refused.len();
+        let id = calls.first().map(|call| call.id.clone());
+        let (out, mut events) = mpsc::channel(32.max(expected));
+        let tokens = calls.into_iter().map(|call| front.start(call, out.clone(), caller.permit.clone())).collect();
+        drop(out);
+        let withdraw = Withdraw::new(tokens);
+        let mut answers = refused;
+        let patience = match caller.stream {
+            Stream::Never => None,
+            Stream::WhenSlow => Some(Instant::now() + front.settings.stream_after),
+            Stream::Always => Some(Instant::now()),
+        };
+        let mut deadline = pin!(front.deadline());
+        let streams = loop {
+            if answers.len() >= expected && caller.stream != Stream::Always {
+                break None;
+            }
+            let slow = async {
+                match patience {
+                    Some(patience) => sleep_until(patience).await,
+                    None => std::future::pending().await,
+                }
+            };
+            let mut slow = pin!(slow);
+            let give_up = select(deadline.as_mut(), slow.as_mut());
+            match select(pin!(events.recv()), give_up).await {
+                Either::Left((Some(Event::Answer(answer)), _)) => answers.push(answer),
+                Either::Left((Some(progress @ Event::Notification(_)), _)) => {
+                    if patience.is_some() {
+                        break Some(Some(progress));
+                    }
+                }
+                Either::Left((None, _)) => break None,
+                Either::Right((Either::Left(_), _)) => {
+                    let error = RpcError::internal("The server is shutting down");
+                    return closing(refuse(StatusCode::SERVICE_UNAVAILABLE, id.as_deref(), &error));
+                }
+                Either::Right((Either::Right(_), _)) => break Some(None),
+            }
+        };
+        if let Some(progress) = streams {
+            let first = answers.into_iter().map(Event::Answer).chain(progress).collect();
+            return AnswerBody::events(front, first, events, expected, withdraw, caller.permit)
+                .into_response(StatusCode::OK);
+        }
+        if answers.is_empty() {
+            return refuse(StatusCode::INTERNAL_SERVER_ERROR, id.as_deref(), &RpcError::internal("Internal error"));
+        }
+        let status = match answers.first() {
+            Some(Answer { error: Some(code), .. }) if stateless => status_of(*code),
+            _ => StatusCode::OK,
+        };
+        let (mut texts, mut deliveries) = (Vec::new(), Vec::new());
+        for answer in answers {
+            texts.push(answer.text);
+            deliveries.extend(answer.deliveries);
+        }
+        let text = if batch { format!("[{}]", texts.join(",")) } else { texts.swap_remove(0) };
+        AnswerBody::json(front, text, deliveries, withdraw, caller.permit).into_response(status)
+    }
+
+    /// A subscription is a stream of its own and takes no place among the calls.
+    fn listen(&self, caller: Caller<'_>, call: Call) -> Result<Response, Refused> {
+        if caller.stream == Stream::Never {
+            let error = RpcError::invalid_request("subscriptions/listen is answered with text/event-stream only");
+            return Err(Box::new(refuse(StatusCode::NOT_ACCEPTABLE, Some(&call.id), &error)));
+        }
+        let permit = permit(&self.streams)?;
+        let (out, events) = mpsc::channel(32);
+        let withdraw = Withdraw::new(vec![self.front.start(call, out, permit.clone())]);
+        Ok(AnswerBody::events(&self.front, Vec::new(), events, 1, withdraw, permit).into_response(StatusCode::OK))
+    }
+
+    /// The session of the request: 400 without one, 404 for one that is unknown, over, or another agent's.
+    fn session(&self, headers: &HeaderMap, agent: Option<&AgentId>, id: Option<&RawValue>) -> Result<Session, Refused> {
+        let refuse = |status, reason: &str| Box::new(refuse(status, id, &RpcError::invalid_request(reason)));
+        match headers::single(headers, headers::SESSION_ID) {
+            Ok(Some(token)) => session::verify(&self.front.settings, token, agent)
+                .ok_or_else(|| refuse(StatusCode::NOT_FOUND, "Session not found: initialize again")),
+            Ok(None) => {
+                let reason = "The Mcp-Session-Id header is missing: initialize first, or declare 2026-07-28 in _meta";
+                Err(refuse(StatusCode::BAD_REQUEST, reason))
+            }
+            Err(reason) => Err(refuse(StatusCode::BAD_REQUEST, &reason)),
+        }
+    }
+}
+
+/// What all of a POST's paths need.
+struct Caller<'a> {
+    headers: &'a HeaderMap,
+    agent: Option<AgentId>,
+    stream: Stream,
+    permit: Permit,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Stream {
+    Never,
+    WhenSlow,
+    Always,
+}
+
+enum Era<'a> {
+    Stateless,
+    Session,
+    /// A revision that is not ours.
+    Unknown(&'a str),
+}
+
+/// Which rules a message is under (basic/versioning, "Backward Compatibility with Initialization-Based Versions").
+fn era<'a>(header: Option<&'a str>, declared: Option<&RawValue>, method: &str, headers: &HeaderMap) -> Era<'a> {
+    let known = declared.and_then(json::string).and_then(|text| Revision::parse(&text));
+    // A client that fell back to a handshake may go on to say so in each request.
+    let falls_back = known.is_some_and(|known| !known.stateless()) && headers.contains_key(headers::SESSION_ID);
+    if method == "server/discover" || (declared.is_some() && !falls_back) {
+        return Era::Stateless;
+    }
+    match header.map(|header| (header, Revision::parse(header))) {
+        _ if method == "initialize" => Era::Session,
+        Some((_, Some(revision))) if revision.stateless() => Era::Stateless,
+        Some((header, None)) => Era::Unknown(header),
+        Some((_, Some(_))) | None => Era::Session,
+    }
+}
+
+/// 2026-07-28 puts some errors into the HTTP status too.
+fn status_of(error: i64) -> StatusCode {
+    match error {
+        code::METHOD_NOT_FOUND => StatusCode::NOT_FOUND,
+        code::HEADER_MISMATCH | code::MISSING_CAPABILITY | code::UNSUPPORTED_VERSION => StatusCode::BAD_REQUEST,
+        _ => StatusCode::OK,
+    }
+}
+
+fn permit(places: &Arc<Semaphore>) -> Result<Permit, Refused> {
+    places.clone().try_acquire_owned().map(Arc::new).map_err(|_| {
+        let error = RpcError::internal("Too many requests at once");
+        let mut response = refuse(StatusCode::SERVICE_UNAVAILABLE, None, &error);
+        response.headers_mut().insert(RETRY_AFTER, HeaderValue::from_static("1"));
+        Box::new(response)
+    })
+}
+
+fn refuse(status: StatusCode, id: Option<&RawValue>, error: &RpcError) -> Response {
+    fixed(status, "application/json", envelope::error_response(id, error))
+}
+
+fn fixed(status: StatusCode, content_type: &'static str, text: String) -> Response {
+    let mut response = Response::new(Body::from(text));
+    *response.status_mut() = status;
+    response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static(content_type));
+    response.headers_mut().insert(CACHE_CONTROL, HeaderValue::from_static("no-store"));
+    response
+}
+
+fn accepted() -> Response {
+    let mut response = Response::new(Body::empty());
+    *response.status_mut() = StatusCode::ACCEPTED;
+    response
+}
+
+fn method_not_allowed(allow: &'static str) -> Response {
+    let error = RpcError::invalid_request(format!("Allowed here: {allow}"));
+    let mut response = refuse(StatusCode::METHOD_NOT_ALLOWED, None, &error);
+    response.headers_mut().insert(ALLOW, HeaderValue::from_static(allow));
+    response
+}
+
+/// What is left of the request is not read.
+fn closing(mut response: Response) -> Response {
+    response.headers_mut().insert(http::header::CONNECTION, HeaderValue::from_static("close"));
+    response
 }

@@ -5,7 +5,12 @@
 //! [`headers`] and [`revision`] serve the upstream client too.
 
 #[cfg(feature = "roles")]
+mod access;
+#[cfg(feature = "roles")]
 pub mod auth;
+#[cfg(feature = "roles")]
+mod body;
+mod dispatch;
 pub mod envelope;
 pub mod headers;
 #[cfg(feature = "roles")]
@@ -14,6 +19,8 @@ mod progress;
 pub mod revision;
 #[cfg(feature = "roles")]
 pub mod serve;
+#[cfg(feature = "roles")]
+mod session;
 pub mod stdio;
 
 #[cfg(feature = "roles")]
