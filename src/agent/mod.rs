@@ -1,1 +1,11 @@
-//! The MCP server for agents: tools, transports, the one map from error to tool result.
+//! The MCP server for agents: five tools (two without a signer), and the one map from error to tool result.
+
+mod args;
+pub mod errors;
+mod next;
+mod result;
+mod schemas;
+mod time;
+mod tools;
+
+pub use tools::AgentTools;

@@ -1,0 +1,34 @@
+//! What an agent does next about a payment, in one table.
+
+use crate::ledger::{Payment, State};
+
+/// (action, sentence). The actions are stable words.
+pub fn next(row: &Payment) -> (&'static str, &'static str) {
+    match row.state {
+        State::Reserved => ("wait", "The call is under way. Ask again in a few seconds."),
+        State::InDoubt => (
+            "poll",
+            "Whether it settled is not known yet; the chain will tell. Ask again later. The same call with the same \
+             idempotencyKey (without a key: the same ref and arguments) never pays twice.",
+        ),
+        State::Settled if row.has_outcome || row.has_payload => (
+            "call_again",
+            "It is paid. Send the same call with the same idempotencyKey (without a key: the same ref and arguments) \
+             to get the output; that does not pay again.",
+        ),
+        State::Settled => ("done", "It is paid, and nothing more is stored than the receipt."),
+        State::Released => {
+            ("pay_anew", "Nothing was paid. Call again with a new idempotencyKey if it is still wanted.")
+        }
+    }
+}
+
+/// As it stands in results.
+pub fn state_word(state: State) -> &'static str {
+    match state {
+        State::Reserved => "reserved",
+        State::InDoubt => "in_doubt",
+        State::Settled => "settled",
+        State::Released => "released",
+    }
+}
