@@ -12,6 +12,7 @@ pub mod x402;
 pub mod catalog;
 pub mod mcp;
 pub mod upstream;
+pub mod facilitator;
 pub mod chain;
 pub mod guard;
 #[cfg(feature = "sqlite")]

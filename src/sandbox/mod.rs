@@ -2,5 +2,6 @@
 
 pub mod catalog;
 pub mod facilitator;
+pub mod seller;
 pub mod signer;
 mod soroban;
