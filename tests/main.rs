@@ -3,3 +3,5 @@
 mod architecture;
 #[cfg(feature = "sandbox")]
 mod catalog;
+#[cfg(feature = "roles")]
+mod mcp;

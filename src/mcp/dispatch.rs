@@ -76,16 +76,25 @@ pub(super) struct Front {
     running: Arc<Running>,
 }
 
-/// The calls that `notifications/cancelled` can name, by session and id.
+/// The calls that `notifications/cancelled` can name.
 #[derive(Default)]
-struct Running(Mutex<(u64, BTreeMap<(String, String, u64), CancellationToken>)>);
+struct Running(Mutex<Table>);
+
+#[derive(Default)]
+struct Table {
+    started: u64,
+    calls: BTreeMap<CallKey, CancellationToken>,
+}
+
+/// Session, id, and a number of ours: a client may use an id twice.
+type CallKey = (String, String, u64);
 
 impl Running {
     fn add(self: &Arc<Self>, session: &str, id: &RawValue, token: &CancellationToken) -> Listed {
         let mut running = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        running.0 += 1;
-        let key = (session.to_owned(), id_key(id), running.0);
-        running.1.insert(key.clone(), token.clone());
+        running.started += 1;
+        let key = (session.to_owned(), id_key(id), running.started);
+        running.calls.insert(key.clone(), token.clone());
         Listed { running: self.clone(), key }
     }
 
@@ -93,23 +102,23 @@ impl Running {
         let (session, id) = (session.to_owned(), id_key(id));
         let running = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let range = (session.clone(), id.clone(), 0)..=(session, id, u64::MAX);
-        running.1.range(range).for_each(|(_, token)| token.cancel());
+        running.calls.range(range).for_each(|(_, token)| token.cancel());
     }
 
     fn cancel_all(&self) {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).1.values().for_each(CancellationToken::cancel);
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).calls.values().for_each(CancellationToken::cancel);
     }
 }
 
 /// Takes the call from the list when it ends.
 struct Listed {
     running: Arc<Running>,
-    key: (String, String, u64),
+    key: CallKey,
 }
 
 impl Drop for Listed {
     fn drop(&mut self) {
-        self.running.0.lock().unwrap_or_else(PoisonError::into_inner).1.remove(&self.key);
+        self.running.0.lock().unwrap_or_else(PoisonError::into_inner).calls.remove(&self.key);
     }
 }
 

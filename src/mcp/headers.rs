@@ -21,10 +21,10 @@ const BASE64_SUFFIX: &str = "?=";
 
 /// The value as it travels: as it is where a header carries it unharmed, else `=?base64?…?=` over its UTF-8.
 pub fn encode(value: &str) -> String {
-    let plain = value.bytes().all(|b| b == b'\t' || (0x20..=0x7e).contains(&b))
-        && !value.starts_with([' ', '\t'])
-        && !value.ends_with([' ', '\t'])
-        && !(value.starts_with(BASE64_PREFIX) && value.ends_with(BASE64_SUFFIX));
+    let printable = value.bytes().all(|b| b == b'\t' || (0x20..=0x7e).contains(&b));
+    let padded = value.starts_with([' ', '\t']) || value.ends_with([' ', '\t']);
+    let looks_encoded = value.starts_with(BASE64_PREFIX) && value.ends_with(BASE64_SUFFIX);
+    let plain = printable && !padded && !looks_encoded;
     if plain { value.to_owned() } else { format!("{BASE64_PREFIX}{}{BASE64_SUFFIX}", STANDARD.encode(value)) }
 }
 

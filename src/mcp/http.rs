@@ -83,7 +83,7 @@ impl Door {
             let error = RpcError::invalid_request("GET is answered with text/event-stream only");
             return Err(Box::new(refuse(StatusCode::NOT_ACCEPTABLE, None, &error)));
         }
-        let permit = permit(&self.streams)?;
+        let permit = permit(&self.streams, 1)?;
         let ended = self.front.streams_end.clone();
         let left = session.expires_ms.saturating_sub(self.front.settings.world.unix_ms());
         let expired = Instant::now() + Duration::from_millis(left);
@@ -94,7 +94,7 @@ impl Door {
     }
 
     async fn post(&self, headers: &HeaderMap, body: Body, agent: Option<AgentId>) -> Result<Response, Refused> {
-        let permit = permit(&self.calls)?;
+        let permit = permit(&self.calls, 1)?;
         if !access::is_json(headers) {
             let error = RpcError::invalid_request("The Content-Type must be application/json");
             return Err(Box::new(refuse(StatusCode::UNSUPPORTED_MEDIA_TYPE, None, &error)));
@@ -246,7 +246,7 @@ impl Door {
     }
 
     /// 2025-03-26 alone has batches, so a batch needs a session of that revision.
-    async fn batch(&self, caller: Caller<'_>, batch: Vec<Result<Envelope, Fault>>) -> Result<Response, Refused> {
+    async fn batch(&self, mut caller: Caller<'_>, batch: Vec<Result<Envelope, Fault>>) -> Result<Response, Refused> {
         let no_batches = || Box::new(refuse(StatusCode::BAD_REQUEST, None, &envelope::no_batches().error));
         let header = headers::single(caller.headers, headers::PROTOCOL_VERSION).map_err(|_| no_batches())?;
         if header.is_some_and(|header| !Revision::parse(header).is_some_and(Revision::has_batches)) {
@@ -274,6 +274,11 @@ impl Door {
         if calls.is_empty() && refused.is_empty() {
             return Ok(accepted());
         }
+        // Each call of a batch takes a place of its own; the first has the request's.
+        if let Some(more) = u32::try_from(calls.len()).ok().filter(|calls| *calls > 1) {
+            drop(caller.permit);
+            caller.permit = permit(&self.calls, more)?;
+        }
         Ok(self.run(caller, calls, refused, true).await)
     }
 
@@ -289,13 +294,15 @@ impl Door {
         let withdraw = Withdraw::new(tokens);
         let mut answers = refused;
         let patience = match caller.stream {
-            Stream::Never => None,
             Stream::WhenSlow => Some(Instant::now() + front.settings.stream_after),
-            Stream::Always => Some(Instant::now()),
+            Stream::Never | Stream::Always => None,
         };
         let mut deadline = pin!(front.deadline());
         let streams = loop {
-            if answers.len() >= expected && caller.stream != Stream::Always {
+            if caller.stream == Stream::Always {
+                break Some(None);
+            }
+            if answers.len() >= expected {
                 break None;
             }
             let slow = async {
@@ -348,7 +355,7 @@ impl Door {
             let error = RpcError::invalid_request("subscriptions/listen is answered with text/event-stream only");
             return Err(Box::new(refuse(StatusCode::NOT_ACCEPTABLE, Some(&call.id), &error)));
         }
-        let permit = permit(&self.streams)?;
+        let permit = permit(&self.streams, 1)?;
         let (out, events) = mpsc::channel(32);
         let withdraw = Withdraw::new(vec![self.front.start(call, out, permit.clone())]);
         Ok(AnswerBody::events(&self.front, Vec::new(), events, 1, withdraw, permit).into_response(StatusCode::OK))
@@ -416,8 +423,8 @@ fn status_of(error: i64) -> StatusCode {
     }
 }
 
-fn permit(places: &Arc<Semaphore>) -> Result<Permit, Refused> {
-    places.clone().try_acquire_owned().map(Arc::new).map_err(|_| {
+fn permit(places: &Arc<Semaphore>, count: u32) -> Result<Permit, Refused> {
+    places.clone().try_acquire_many_owned(count).map(Arc::new).map_err(|_| {
         let error = RpcError::internal("Too many requests at once");
         let mut response = refuse(StatusCode::SERVICE_UNAVAILABLE, None, &error);
         response.headers_mut().insert(RETRY_AFTER, HeaderValue::from_static("1"));
