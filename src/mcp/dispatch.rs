@@ -26,6 +26,7 @@ pub(super) struct Answer {
     /// The whole JSON-RPC response.
     pub text: String,
     /// The error's code, which decides over the HTTP status.
+    #[cfg_attr(not(feature = "roles"), expect(dead_code, reason = "only HTTP has a status"))]
     pub error: Option<i64>,
     pub deliveries: Vec<Delivery>,
 }

@@ -10,8 +10,9 @@ use tokio_util::sync::CancellationToken;
 
 use crate::ports::{Listener, World};
 
-/// A client that sends its request head slower than this is cut off.
-const HEAD_TIMEOUT: Duration = Duration::from_secs(10);
+/// A client that sends its request head slower than this is cut off. hyper counts an idle connection's time too, and
+/// a proxy in front reuses connections for 60 s: were ours shorter, its next request could meet a closing one.
+const HEAD_TIMEOUT: Duration = Duration::from_secs(75);
 
 /// Serves until `shutdown`; connections then finish the request they are in and close. The tasks belong to the Spawn
 /// port, so whoever owns it can wait for them.
