@@ -14,6 +14,7 @@ use std::time::Duration;
 use url::Url;
 use zeroize::Zeroizing;
 
+use crate::chain::stellar::Credentials;
 use crate::ledger::{Limit, Subject};
 use crate::money::{AgentId, Amount, Asset, Network, Unit};
 
@@ -113,13 +114,6 @@ pub struct NetworkConfig {
     pub credentials: Credentials,
     pub max_authorization_seconds: u64,
     pub min_ledger_ms: u64,
-}
-
-/// Which credential arm the authorization entry uses (CAP-71).
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Credentials {
-    Address,
-    AddressV2,
 }
 
 /// The networks that this process may pay on. The mainnet rule is decided here, once: a mainnet is in this set only if

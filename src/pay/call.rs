@@ -330,7 +330,7 @@ impl Payer {
         let chain = self.chain(&signed.reserved.quote.unit())?;
         let transaction = match chain.prepare(&signed).await {
             Ok(transaction) => transaction,
-            Err(PrepareError::Lying) => {
+            Err(PrepareError::Lying(_)) => {
                 tracing::error!(payment = %id.short(), "ALERT a chain RPC answered with another payment than ours");
                 return Err(self.doubt(&signed.reserved, Reason::ChainRpc, PayError::ChainLied { id }).await);
             }

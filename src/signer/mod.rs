@@ -1,8 +1,29 @@
-//! Who holds the key. `none` reads no key even if one is there; `env-secret` is for stdio; `external` asks a signer over
-//! HTTPS and believes nothing of its answer that does not verify here.
+//! Who holds the key. `none` reads no key even if one is there (then there is no `Signer`); `env-secret` is for stdio;
+//! `external` asks a signer over HTTPS and believes nothing of its answer that does not verify here.
 
-use crate::chain::stellar::SignedEntry;
+mod env_secret;
+mod external;
+
+use std::time::Duration;
+
+use url::Url;
+use zeroize::Zeroizing;
+
+use crate::chain::stellar::{Draft, SignedEntry};
+use crate::http::Client;
 use crate::ledger::Reserved;
+use crate::money::Network;
+use crate::ports::World;
+
+#[derive(Debug, thiserror::Error)]
+pub enum SignerError {
+    #[error("the secret is not a Stellar seed (S…, 56 characters)")]
+    Seed,
+    #[error("the Authorization header for the signer is not printable text")]
+    Header,
+    #[error("the signer could not be asked for its address: {0}")]
+    Address(String),
+}
 
 /// A reserved payment with its verified signature: what may be sent. Only [`Signer::sign`] makes it.
 #[must_use]
@@ -24,4 +45,95 @@ pub enum NotSigned {
     Unavailable(Reserved, String),
     /// The request left; the answer was lost, malformed, late, or a signature that does not verify.
     Failed(Reserved, String),
+}
+
+pub struct Signer(Mode);
+
+enum Mode {
+    EnvSecret(env_secret::EnvSecret),
+    External(Box<external::External>),
+}
+
+impl Signer {
+    /// `seed`: a Stellar secret seed (`S…`).
+    pub fn env_secret(seed: Zeroizing<String>) -> Result<Signer, SignerError> {
+        Ok(Signer(Mode::EnvSecret(env_secret::EnvSecret::new(&seed)?)))
+    }
+
+    /// `auth_header`: the whole value of the Authorization header.
+    pub fn external(
+        base_url: Url,
+        auth_header: Option<Zeroizing<String>>,
+        http: Client,
+    ) -> Result<Signer, SignerError> {
+        Ok(Signer(Mode::External(Box::new(external::External::new(base_url, auth_header, http)?))))
+    }
+
+    /// The payer's address on this network.
+    pub async fn address(&self, network: &Network) -> Result<String, SignerError> {
+        match &self.0 {
+            Mode::EnvSecret(signer) => Ok(signer.address()),
+            Mode::External(signer) => signer.address(network).await,
+        }
+    }
+
+    /// One signature over the draft of this reservation. Right before the key: the reservation is younger than
+    /// `sign_within` and its lease is still ours; after a remote answer the same again, so a late signature is never
+    /// used. Exactly one request is made, and never a second.
+    pub async fn sign(
+        &self,
+        reserved: Reserved,
+        draft: Draft,
+        passphrase: &str,
+        world: &World,
+    ) -> Result<Signed, NotSigned> {
+        let transfer = draft.transfer();
+        let quote = &reserved.quote;
+        let same = transfer.payer == reserved.authorization.payer
+            && transfer.pay_to == quote.offer.pay_to
+            && transfer.asset == quote.offer.asset.as_str()
+            && transfer.amount == quote.amount()
+            && draft.nonce().to_string() == reserved.authorization.nonce
+            && u64::from(draft.expiration()) == reserved.authorization.dead_after;
+        if !same {
+            return Err(NotSigned::Failed(reserved, "the draft is not the one that was reserved".into()));
+        }
+        let now = world.unix_ms();
+        if now >= reserved.lease.expires_ms {
+            return Err(NotSigned::LeaseLost(reserved));
+        }
+        if now >= reserved.lease.sign_before_ms {
+            return Err(NotSigned::WindowMissed(reserved));
+        }
+        match &self.0 {
+            Mode::EnvSecret(signer) => match draft.clone().attach(&signer.sign(&draft.digest())) {
+                Ok(entry) => Ok(Signed { reserved, entry }),
+                Err(error) => Err(NotSigned::Failed(reserved, error.to_string())),
+            },
+            Mode::External(signer) => {
+                let until = reserved.lease.sign_before_ms.min(reserved.lease.expires_ms);
+                let request = external::Request {
+                    network: quote.offer.network.as_str(),
+                    passphrase,
+                    draft: &draft,
+                    payment_id: reserved.payment_id,
+                    sign_before_ms: until,
+                    timeout: Duration::from_millis(until - now),
+                };
+                let answer = match signer.sign(request).await {
+                    Ok(answer) => answer,
+                    Err(external::Failure::Refused(why)) => return Err(NotSigned::Refused(reserved, why)),
+                    Err(external::Failure::Unavailable(why)) => return Err(NotSigned::Unavailable(reserved, why)),
+                    Err(external::Failure::Lost(why)) => return Err(NotSigned::Failed(reserved, why)),
+                };
+                if world.unix_ms() >= until {
+                    return Err(NotSigned::Failed(reserved, "the signer's answer came too late".into()));
+                }
+                match draft.attach_base64(&answer) {
+                    Ok(entry) => Ok(Signed { reserved, entry }),
+                    Err(error) => Err(NotSigned::Failed(reserved, error.to_string())),
+                }
+            }
+        }
+    }
 }

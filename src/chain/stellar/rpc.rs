@@ -1,0 +1,162 @@
+//! One Soroban RPC: JSON-RPC over HTTP, bounded, ids matched, answers strict.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use bytes::Bytes;
+use serde::Deserialize;
+use serde::de::DeserializeOwned;
+use serde_json::value::RawValue;
+use url::Url;
+
+use super::super::ChainError;
+use crate::http::{Client, HttpError};
+use crate::json;
+
+const ANSWER: json::Limits = json::Limits { bytes: 8 << 20, depth: 64 };
+const MAX_WORDS: usize = 300;
+
+pub(super) struct Rpc {
+    http: Client,
+    url: Url,
+    id: AtomicU64,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub(super) struct LatestLedger {
+    pub sequence: u32,
+    /// Unix seconds as text; newer RPCs only.
+    pub close_time: Option<String>,
+}
+
+#[derive(Deserialize)]
+pub(super) struct NetworkAnswer {
+    pub passphrase: String,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub(super) struct Health {
+    pub oldest_ledger: u32,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub(super) struct LedgerEntries {
+    pub entries: Option<Vec<Entry>>,
+    pub latest_ledger: u32,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub(super) struct Entry {
+    pub key: String,
+    /// `LedgerEntryData`.
+    pub xdr: String,
+    pub last_modified_ledger_seq: u32,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub(super) struct Simulation {
+    pub error: Option<String>,
+    pub transaction_data: Option<String>,
+    pub min_resource_fee: Option<String>,
+    #[serde(default)]
+    pub events: Vec<String>,
+    #[serde(default)]
+    pub results: Vec<SimulationResult>,
+    pub restore_preamble: Option<Box<RawValue>>,
+}
+
+#[derive(Deserialize)]
+pub(super) struct SimulationResult {
+    #[serde(default)]
+    pub auth: Option<Vec<String>>,
+    pub xdr: String,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub(super) struct Transaction {
+    pub status: String,
+    pub latest_ledger: u32,
+    pub latest_ledger_close_time: Option<String>,
+    pub oldest_ledger: Option<u32>,
+    pub ledger: Option<u32>,
+    pub envelope_xdr: Option<String>,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub(super) struct Events {
+    pub events: Vec<Event>,
+    pub cursor: Option<String>,
+    pub oldest_ledger: Option<u32>,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub(super) struct Event {
+    pub tx_hash: String,
+    pub ledger: u32,
+}
+
+impl Rpc {
+    pub fn new(http: Client, url: Url) -> Rpc {
+        Rpc { http, url, id: AtomicU64::new(1) }
+    }
+
+    /// The host alone: a path may hold an access key.
+    pub fn name(&self) -> &str {
+        self.url.host_str().unwrap_or("rpc")
+    }
+
+    pub async fn call<T: DeserializeOwned>(&self, method: &str, params: &serde_json::Value) -> Result<T, ChainError> {
+        let id = self.id.fetch_add(1, Ordering::Relaxed);
+        let body = serde_json::json!({"jsonrpc": "2.0", "id": id, "method": method, "params": params}).to_string();
+        let unreachable = |what: String| ChainError::Unreachable(format!("{} ({method}): {what}", self.name()));
+        let request = http::Request::post(self.url.as_str())
+            .header(http::header::CONTENT_TYPE, "application/json")
+            .body(Bytes::from(body))
+            .map_err(|_| unreachable("its URL cannot be used".into()))?;
+        let response = self.http.send(request).await.map_err(|e: HttpError| unreachable(e.to_string()))?;
+        if !response.status().is_success() {
+            return Err(unreachable(format!("HTTP {}", response.status().as_u16())));
+        }
+        let raw = json::check(response.body(), ANSWER).map_err(|e| unreachable(format!("the answer {e}")))?;
+        #[derive(Deserialize)]
+        struct Envelope<'a> {
+            id: u64,
+            #[serde(borrow)]
+            result: Option<&'a RawValue>,
+            error: Option<RpcProblem>,
+        }
+        #[derive(Deserialize)]
+        struct RpcProblem {
+            code: i64,
+            message: String,
+        }
+        let envelope: Envelope<'_> =
+            serde_json::from_str(raw.get()).map_err(|_| unreachable("the answer is not JSON-RPC".into()))?;
+        if envelope.id != id {
+            return Err(unreachable("the answer is to another request".into()));
+        }
+        match (envelope.result, envelope.error) {
+            (Some(result), None) => {
+                serde_json::from_str(result.get()).map_err(|_| unreachable("the result has another form".into()))
+            }
+            (_, Some(problem)) => Err(ChainError::Refused(format!(
+                "{} ({method}): {} {}",
+                self.name(),
+                problem.code,
+                words(&problem.message)
+            ))),
+            (None, None) => Err(unreachable("neither a result nor an error".into())),
+        }
+    }
+}
+
+pub(super) fn words(text: &str) -> String {
+    text.chars().filter(|c| !c.is_control()).take(MAX_WORDS).collect()
+}
