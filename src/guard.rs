@@ -272,3 +272,157 @@ fn unpayable(offer: &Offer) -> Option<&'static str> {
     }
     None
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::x402;
+
+    const ASSET: &str = "CBIELTK6YBZJU5UP2WWQEUCYKLPU6AUNZ2BQ4WWFEIE3USCIHMXQDAMA";
+    const PAY_TO: &str = "GBRPYHIL2CI3FNQ4BXLFMNDLFJUNPU2HY3ZMFSHONUCEOASW7QC7OX2H";
+    const OFFER: &str = r#"{"scheme":"exact","network":"stellar:testnet","amount":"10000","asset":"CBIELTK6YBZJU5UP2WWQEUCYKLPU6AUNZ2BQ4WWFEIE3USCIHMXQDAMA","payTo":"GBRPYHIL2CI3FNQ4BXLFMNDLFJUNPU2HY3ZMFSHONUCEOASW7QC7OX2H","maxTimeoutSeconds":60,"extra":{"areFeesSponsored":true}}"#;
+    const BAZAAR: &str = r#""bazaar":{"info":{"input":{"type":"mcp","toolName":"weather","inputSchema":{"type":"object"}}},"schema":{}}"#;
+
+    fn raw(text: &str) -> Box<RawValue> {
+        RawValue::from_string(text.to_owned()).unwrap()
+    }
+
+    fn listing(offers: &str) -> Listing {
+        let item = format!(
+            r#"{{"resource":"https://s.example/mcp","type":"mcp","x402Version":2,"accepts":[{offers}],"extensions":{{{BAZAAR}}}}}"#
+        );
+        Listing::parse(&raw(&item)).unwrap()
+    }
+
+    fn challenge(url: &str, offers: &str, extensions: &str) -> Challenge {
+        let text = format!(
+            r#"{{"x402Version":2,"resource":{{"url":"{url}"}},"accepts":[{offers}],"extensions":{{{extensions}}}}}"#
+        );
+        x402::payment_required(&raw(&text)).unwrap()
+    }
+
+    fn call(max: u64) -> Call {
+        Call {
+            agent: "local".parse().unwrap(),
+            session: None,
+            reference: ResourceRef::new(crate::catalog::Kind::Mcp, "https://s.example/mcp", Some("weather")).unwrap(),
+            network: "stellar:testnet".parse().unwrap(),
+            scheme: "exact".into(),
+            asset: ASSET.parse().unwrap(),
+            max_amount: Amount::from_u64(max),
+            expected_version: None,
+            arguments: raw("{}"),
+            idempotency_key: None,
+            input_responses: None,
+            request_state: None,
+        }
+    }
+
+    fn rules() -> Rules {
+        Rules { payable: BTreeSet::from(["stellar:testnet".parse().unwrap()]) }
+    }
+
+    fn admitted(listing: &Listing, challenge: &Challenge, call: &Call) -> Result<Quote, Refusal> {
+        let endpoint =
+            Endpoint { url: "https://s.example/mcp".parse().unwrap(), transport: SellerTransport::StreamableHttp };
+        admit(listing, Live { endpoint: &endpoint, challenge, listed_schema: None }, call, [0; 32], &rules())
+    }
+
+    fn changed(challenge: &Challenge) -> Vec<&'static str> {
+        match admitted(&listing(OFFER), challenge, &call(20_000)) {
+            Err(Refusal::Changed(members)) => members,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    #[test]
+    fn every_member_that_differs_from_the_catalog_version_is_named() {
+        let url = "https://s.example/mcp";
+        for (from, to, member) in [
+            ("\"10000\"", "\"10001\"", "amount"),
+            (PAY_TO, ASSET, "payTo"),
+            (":60", ":61", "maxTimeoutSeconds"),
+            ("true}", "true,\"memo\":1}", "extra"),
+        ] {
+            assert_eq!(changed(&challenge(url, &OFFER.replace(from, to), BAZAAR)), [member]);
+        }
+        assert_eq!(changed(&challenge("https://s.example/other", OFFER, BAZAAR)), ["resource.url"]);
+        assert_eq!(changed(&challenge("https://s.example/mcp?x=1", OFFER, BAZAAR)), ["resource.url"]);
+        let other = |from, to| challenge(url, OFFER, &BAZAAR.replace(from, to));
+        assert_eq!(changed(&other("weather", "storm")), ["toolName"]);
+        assert_eq!(changed(&other("\"object\"", "\"object\",\"required\":[\"a\"]")), ["inputSchema"]);
+        assert_eq!(changed(&other("\"type\":\"mcp\"", "\"type\":\"mcp\",\"transport\":\"sse\"")), ["transport"]);
+        assert_eq!(changed(&other("\"type\":\"mcp\"", "\"type\":\"http\"")), ["bazaar"]);
+        assert_eq!(changed(&challenge(url, OFFER, "")), ["inputSchema"], "neither challenge nor tools/list has one");
+        assert_eq!(changed(&challenge(url, &OFFER.replace("exact", "upto"), BAZAAR)), ["accepts"]);
+    }
+
+    #[test]
+    fn the_same_terms_make_a_quote_of_the_frozen_offer() {
+        let trailing = challenge("https://S.example:443/mcp/", OFFER, BAZAAR);
+        let quote = admitted(&listing(OFFER), &trailing, &call(1)).unwrap();
+        assert_eq!(quote.amount(), Amount::from_u64(10_000), "a smaller maximum is the ledger's to refuse");
+        assert_eq!(quote.offer.raw.get(), OFFER);
+    }
+
+    #[test]
+    fn policy_is_checked_on_the_selected_offer_and_no_other() {
+        let other = OFFER.replace("\"10000\"", "\"1\"").replace("stellar:testnet", "stellar:pubnet");
+        let both = format!("{other},{OFFER}");
+        let quote = admitted(&listing(&both), &challenge("https://s.example/mcp", &both, BAZAAR), &call(20_000));
+        assert_eq!(quote.unwrap().amount(), Amount::from_u64(10_000));
+        let mut pubnet = call(20_000);
+        pubnet.network = "stellar:pubnet".parse().unwrap();
+        let refused = admitted(&listing(&both), &challenge("https://s.example/mcp", &both, BAZAAR), &pubnet);
+        assert!(matches!(refused, Err(Refusal::Network)), "{refused:?}");
+        let mut upto = call(20_000);
+        upto.scheme = "upto".into();
+        assert!(matches!(payable(&upto, &rules()), Err(Refusal::Scheme)));
+    }
+
+    #[test]
+    fn an_offer_that_asks_for_more_than_this_build_does_is_refused() {
+        for (from, to, member) in [
+            ("true}", "true,\"paymentFlow\":\"escrow\"}", "paymentFlow"),
+            ("true}", "true,\"paymentFlow\":\"later\"}", "paymentFlow"),
+            ("true}", "true,\"paymentFlow\":7}", "paymentFlow"),
+            ("true}", "true,\"assetTransferMethod\":\"permit2\"}", "assetTransferMethod"),
+            (":true", ":false", "areFeesSponsored"),
+            (":true", ":\"true\"", "areFeesSponsored"),
+            ("\"10000\"", "\"0\"", "amount"),
+            ("\"10000\"", "\"170141183460469231731687303715884105728\"", "amount"),
+            (PAY_TO, "MA7QYNF7SOWQ3GLR2BGMZEHXAVIRZA4KVWLTJJFC7MGXUA74P7UJUAAAAAAAAAAAACJUQ", "payTo"),
+        ] {
+            let offer = OFFER.replace(from, to);
+            let refused =
+                admitted(&listing(&offer), &challenge("https://s.example/mcp", &offer, BAZAAR), &call(20_000));
+            assert!(matches!(refused, Err(Refusal::Unpayable(m)) if m == member), "{member}: {refused:?}");
+        }
+    }
+
+    #[test]
+    fn the_authorization_flow_is_preferred_over_upfront() {
+        let upfront = OFFER.replace("true}", "true,\"paymentFlow\":\"upfront\"}");
+        let both = format!("{upfront},{OFFER}");
+        let quote = admitted(&listing(&both), &challenge("https://s.example/mcp", &both, BAZAAR), &call(20_000));
+        assert_eq!(quote.unwrap().offer.flow(), Flow::Authorization);
+    }
+
+    #[test]
+    fn zero_asks_for_the_price_and_a_foreign_offer_is_an_argument_error() {
+        let live = challenge("https://s.example/mcp", OFFER, BAZAAR);
+        assert!(matches!(admitted(&listing(OFFER), &live, &call(0)), Err(Refusal::Quote(offers)) if offers.len() == 1));
+        let mut other = call(1);
+        other.asset = "CDLZFC3SYJYDZT7K67VZ75HPJVIEUVNIXF47ZG2FB2RMQQVU2HHGCYSC".parse().unwrap();
+        assert!(matches!(admitted(&listing(OFFER), &live, &other), Err(Refusal::OfferNotThere)));
+    }
+
+    #[test]
+    fn a_call_is_the_same_whatever_the_order_of_its_arguments_and_other_for_another_number() {
+        let hash = |arguments: &str| Call { arguments: raw(arguments), ..call(1) }.hash().unwrap();
+        assert_eq!(hash(r#"{"a":1,"b":"x"}"#), hash(r#"{ "b":"\u0078", "a":1 }"#));
+        assert_ne!(hash(r#"{"a":1}"#), hash(r#"{"a":1.0}"#));
+        let keyed = Call { max_amount: Amount::from_u64(7), request_state: Some(raw("\"s\"")), ..call(1) };
+        assert_eq!(keyed.hash().unwrap(), call(1).hash().unwrap());
+    }
+}

@@ -322,7 +322,9 @@ pub fn problem(error: &PayError) -> Problem {
             with_output(out.with("member", what), output.as_deref())
         }
 
-        PayError::Cancelled { id } => new(PaymentRejected, "cancelled", Phase::Reserve, No, NEW_KEY).of(*id),
+        PayError::Cancelled { id } => {
+            Problem { payment: *id, ..new(PaymentRejected, "cancelled", Phase::Reserve, No, NEW_KEY) }
+        }
         PayError::Interrupted { id } => new(SettlementUnknown, "in_doubt", Phase::Record, Unknown, POLL).of(*id),
     };
     out.message = match error {

@@ -94,6 +94,10 @@ impl Payer {
             }
         };
 
+        if cancelled.is_cancelled() {
+            return Err(PayError::Cancelled { id: None });
+        }
+
         let id_nonce = self.parts.world.random::<16>();
         let what = PaymentFor {
             resource_ref: &ready.quote.resource_ref,
@@ -295,7 +299,7 @@ impl Payer {
 
     async fn still_wanted(&self, reserved: Reserved, gone: &CancellationToken) -> Result<Reserved, Stop> {
         if gone.is_cancelled() {
-            let error = PayError::Cancelled { id: reserved.payment_id };
+            let error = PayError::Cancelled { id: Some(reserved.payment_id) };
             return Err(self.release(reserved, Reason::Cancelled, error).await);
         }
         Ok(reserved)

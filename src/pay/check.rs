@@ -49,3 +49,80 @@ fn transaction(network: &Network, claimed: &str) -> Option<String> {
     let hash = claimed.len() == 64 && claimed.bytes().all(|b| b.is_ascii_hexdigit());
     hash.then(|| claimed.to_ascii_lowercase())
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::catalog::SellerTransport;
+    use crate::upstream::Endpoint;
+    use crate::x402::Offer;
+    use serde_json::value::RawValue;
+
+    const PAYER: &str = "GBRPYHIL2CI3FNQ4BXLFMNDLFJUNPU2HY3ZMFSHONUCEOASW7QC7OX2H";
+
+    fn quote() -> Quote {
+        let raw = RawValue::from_string(
+            r#"{"scheme":"exact","network":"stellar:testnet","amount":"10000","asset":"A","payTo":"B","maxTimeoutSeconds":60}"#
+                .into(),
+        )
+        .unwrap();
+        Quote {
+            agent: "local".parse().unwrap(),
+            session: None,
+            idempotency_key: None,
+            call_hash: [0; 32],
+            resource_ref: String::new(),
+            version_hash: String::new(),
+            endpoint: Endpoint { url: "https://s.example/".parse().unwrap(), transport: SellerTransport::Sse },
+            tool: String::new(),
+            offer: Offer::parse(&raw).unwrap(),
+            max_amount: Amount::MAX,
+            resource: RawValue::NULL.to_owned(),
+            extensions: None,
+        }
+    }
+
+    fn verdict(change: impl FnOnce(&mut Settlement)) -> Verdict {
+        let mut claim = Settlement {
+            success: true,
+            error_reason: None,
+            payer: Some(PAYER.into()),
+            transaction: "AB".repeat(32),
+            network: "stellar:testnet".into(),
+            amount: None,
+        };
+        change(&mut claim);
+        receipt(&claim, &quote(), PAYER)
+    }
+
+    #[test]
+    fn a_right_receipt_books_what_was_signed_under_one_spelling_of_the_transaction() {
+        let right = Verdict::Right { settled: Amount::from_u64(10_000), transaction: "ab".repeat(32) };
+        assert_eq!(verdict(|_| ()), right);
+        assert_eq!(verdict(|c| c.payer = None), right);
+        assert_eq!(verdict(|c| c.amount = Some("10000".into())), right);
+        assert_eq!(verdict(|c| c.amount = Some("1".into())), right, "exact moves its whole amount");
+    }
+
+    #[test]
+    fn whatever_is_wrong_in_a_receipt_is_named() {
+        assert_eq!(verdict(|c| c.network = "stellar:pubnet".into()), Verdict::Mismatch("network"));
+        assert_eq!(verdict(|c| c.payer = Some("GX".into())), Verdict::Mismatch("payer"));
+        for transaction in ["", "0x", &"g".repeat(64), &"a".repeat(63)] {
+            assert_eq!(verdict(|c| c.transaction = transaction.to_owned()), Verdict::Mismatch("transaction"));
+        }
+        for amount in ["10001", "-1", "1e3", ""] {
+            assert_eq!(verdict(|c| c.amount = Some(amount.into())), Verdict::Mismatch("amount"), "{amount}");
+        }
+    }
+
+    #[test]
+    fn a_sellers_no_is_never_more_than_a_no() {
+        assert_eq!(verdict(|c| c.success = false), Verdict::Failed);
+        let pending = |c: &mut Settlement| {
+            c.success = false;
+            c.error_reason = Some("settlement_pending".into());
+        };
+        assert_eq!(verdict(pending), Verdict::Pending);
+    }
+}

@@ -164,7 +164,7 @@ pub enum PayError {
 
     // any
     #[error("the call was cancelled before anything was signed")]
-    Cancelled { id: PaymentId },
+    Cancelled { id: Option<PaymentId> },
     /// The task of the story ended without an answer (a bug, or the process is going down).
     #[error("the call was interrupted; whether it paid is not known yet")]
     Interrupted { id: PaymentId },
