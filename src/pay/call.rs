@@ -15,10 +15,9 @@ use super::error::{PayError, Phase};
 use super::existing::ledger_error;
 use super::object::Object;
 use super::output::{self, CallOutcome, Ending, Extra, Receipt, SellerOutput};
-use super::parts::Balance;
 use crate::catalog::{CatalogError, Kind, Listing};
 use crate::chain::ChainError;
-use crate::chain::stellar::{Draft, LedgerPoint, PrepareError};
+use crate::chain::stellar::{Balance, Draft, LedgerPoint, PrepareError, Stellar};
 use crate::guard::{self, Call, Live, Quote, Refusal};
 use crate::ledger::{
     self, Authorization, Decision, Evidence, Intent, NotReserved, Reason, Reserved, SettleOutcome, SettleRequest,
@@ -209,7 +208,8 @@ impl Payer {
     /// Payer, ledger number and balance, read while the seller is asked; all of them cached.
     async fn read_ahead(&self, unit: &Unit) -> Result<Ahead, PayError> {
         let chain = self.chain(unit)?;
-        let payer = self.parts.signer.address(&unit.network).await.map_err(|e| PayError::NoPayer(words(&e)))?;
+        let payer =
+            self.parts.signer.address(&unit.network).await.map_err(|e| PayError::NoPayer(words(&e.to_string())))?;
         let balance = chain.balance(&payer, &unit.asset).await.map_err(chain_unusable)?;
         let at = chain.ledger().await.map_err(chain_unusable)?;
         Ok(Ahead { payer, balance, at })
@@ -232,11 +232,16 @@ impl Payer {
             return Err(PayError::InsufficientFunds { unit, required: quote.amount(), balance });
         }
         let draft = chain.draft(&quote.offer, &ahead.payer, ahead.at).map_err(chain_unusable)?;
-        let authorization = chain.authorization(&draft, &ahead.payer, ahead.at);
+        let authorization = Authorization {
+            payer: ahead.payer,
+            nonce: draft.nonce().to_string(),
+            dead_after: draft.expiration().into(),
+            at: ahead.at.sequence.into(),
+        };
         Ok(Ready { quote, draft, authorization })
     }
 
-    fn chain(&self, unit: &Unit) -> Result<&super::parts::Stellar, PayError> {
+    fn chain(&self, unit: &Unit) -> Result<&Stellar, PayError> {
         self.parts.chains.get(&unit.network).ok_or_else(|| PayError::NetworkDisabled(unit.network.to_string()))
     }
 
@@ -307,7 +312,8 @@ impl Payer {
 
     async fn sign(&self, reserved: Reserved, draft: Draft) -> Result<Signed, Stop> {
         let id = reserved.payment_id;
-        match self.parts.signer.sign(reserved, draft).await {
+        let passphrase = self.chain(&reserved.quote.unit())?.passphrase();
+        match self.parts.signer.sign(reserved, draft, passphrase, &self.parts.world).await {
             Ok(signed) => Ok(signed),
             Err(NotSigned::WindowMissed(reserved)) => {
                 Err(self.release(reserved, Reason::SignWindowMissed, PayError::SignWindowMissed { id }).await)
@@ -332,7 +338,7 @@ impl Payer {
     async fn prepare(&self, signed: Signed) -> Result<Sendable, Stop> {
         let id = signed.reserved.payment_id;
         let chain = self.chain(&signed.reserved.quote.unit())?;
-        let transaction = match chain.prepare(&signed).await {
+        let transaction = match chain.prepare(&signed.entry).await {
             Ok(transaction) => transaction,
             Err(PrepareError::Lying(_)) => {
                 tracing::error!(payment = %id.short(), "ALERT a chain RPC answered with another payment than ours");

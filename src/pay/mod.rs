@@ -18,11 +18,13 @@ use std::time::Duration;
 use serde_json::value::RawValue;
 
 use crate::catalog::Catalog;
+use crate::chain::stellar::{Balance, Stellar};
 use crate::guard::Rules;
 use crate::ledger::{BudgetLine, By, Ledger, LedgerError, Payment};
 use crate::money::{AgentId, Amount, IdempotencyKey, Network, PaymentId, Unit};
 use crate::ports::World;
-use parts::{Balance, Signer, Stellar, Upstream};
+use crate::signer::Signer;
+pub use parts::Upstream;
 
 #[derive(Debug, Clone)]
 pub struct Settings {
