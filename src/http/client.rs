@@ -34,6 +34,8 @@ const READY: Duration = Duration::from_millis(50);
 #[derive(Clone)]
 pub struct Client {
     inner: Arc<ClientInner>,
+    /// Takes no place of its own under the bound on concurrency, see [`Client::beside`].
+    beside: bool,
 }
 struct ClientInner {
     world: World,
@@ -69,7 +71,13 @@ impl Client {
         concurrency: Option<Arc<Semaphore>>,
     ) -> Client {
         let idle = Mutex::new(BTreeMap::new());
-        Client { inner: Arc::new(ClientInner { world, tls, destination, limits, concurrency, idle }) }
+        Client { inner: Arc::new(ClientInner { world, tls, destination, limits, concurrency, idle }), beside: false }
+    }
+
+    /// For requests that belong to a stream which already holds a place: waiting for another place while holding one
+    /// could stop all of them for good.
+    pub fn beside(&self) -> Client {
+        Client { inner: self.inner.clone(), beside: true }
     }
 
     pub fn destination(&self) -> Destination {
@@ -100,7 +108,7 @@ impl Client {
     pub async fn stream(&self, request: http::Request<Bytes>, limits: Limits) -> Result<Streaming, HttpError> {
         let deadline = Instant::now() + limits.timeout;
         let (origin, request) = self.prepare(request)?;
-        let permit = match &self.inner.concurrency {
+        let permit = match self.inner.concurrency.as_ref().filter(|_| !self.beside) {
             None => None,
             Some(bound) => match timeout_at(deadline, bound.clone().acquire_owned()).await {
                 Ok(Ok(permit)) => Some(permit),
