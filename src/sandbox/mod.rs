@@ -1,7 +1,10 @@
 //! Everything on one machine: a local Stellar network, a facilitator with its catalog, a demo seller, a signer.
 
 pub mod catalog;
+pub mod chain;
 pub mod facilitator;
 pub mod seller;
 pub mod signer;
+mod rpc;
 mod soroban;
+pub mod tls;
