@@ -3,6 +3,7 @@
 pub mod catalog;
 pub mod chain;
 pub mod facilitator;
+pub mod mcp_client;
 pub mod seller;
 pub mod signer;
 mod rpc;

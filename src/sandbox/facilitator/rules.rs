@@ -290,3 +290,365 @@ fn plain_account(account: &MuxedAccount) -> String {
     };
     stellar_strkey::ed25519::PublicKey(*key).to_string().as_str().to_owned()
 }
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+    use stellar_xdr::{
+        AccountId, ContractEvent, ContractEventV0, ContractId, ExtensionPoint, Hash, Int128Parts, InvokeContractArgs,
+        Memo, Operation, PublicKey, ScMap, ScMapEntry, ScSymbol, SequenceNumber,
+        SorobanAddressCredentialsWithDelegates, SorobanAuthorizationEntry, SorobanAuthorizedFunction,
+        SorobanAuthorizedInvocation, TimeBounds, TimePoint, TransactionV1Envelope, Uint256, VecM, WriteXdr,
+    };
+
+    use super::*;
+
+    const LATEST: u32 = 1_000;
+
+    fn account(n: u8) -> ScAddress {
+        ScAddress::Account(AccountId(PublicKey::PublicKeyTypeEd25519(Uint256([n; 32]))))
+    }
+
+    fn contract(n: u8) -> ContractId {
+        ContractId(Hash([n; 32]))
+    }
+
+    fn symbol(name: &str) -> ScVal {
+        ScVal::Symbol(ScSymbol(name.try_into().unwrap()))
+    }
+
+    fn number(n: u64) -> ScVal {
+        ScVal::I128(Int128Parts { hi: 0, lo: n })
+    }
+
+    fn terms() -> Terms {
+        Terms {
+            network: "stellar:testnet".into(),
+            accounts: vec![account(9).to_string()],
+            max_fee: 50_000,
+            ledger_seconds: 5,
+        }
+    }
+
+    fn requirements() -> Requirements {
+        Requirements {
+            scheme: "exact".into(),
+            network: "stellar:testnet".into(),
+            asset: contract(7).to_string(),
+            amount: "10000".into(),
+            pay_to: account(2).to_string(),
+            max_timeout_seconds: 60,
+        }
+    }
+
+    fn call() -> InvokeContractArgs {
+        InvokeContractArgs {
+            contract_address: ScAddress::Contract(contract(7)),
+            function_name: ScSymbol("transfer".try_into().unwrap()),
+            args: vec![ScVal::Address(account(1)), ScVal::Address(account(2)), number(10_000)].try_into().unwrap(),
+        }
+    }
+
+    fn signed(address: ScAddress, expiration: u32) -> SorobanAddressCredentials {
+        SorobanAddressCredentials {
+            address,
+            nonce: 1,
+            signature_expiration_ledger: expiration,
+            signature: ScVal::Vec(Some(Default::default())),
+        }
+    }
+
+    fn entry(credentials: SorobanCredentials) -> SorobanAuthorizationEntry {
+        SorobanAuthorizationEntry {
+            credentials,
+            root_invocation: SorobanAuthorizedInvocation {
+                function: SorobanAuthorizedFunction::ContractFn(call()),
+                sub_invocations: VecM::default(),
+            },
+        }
+    }
+
+    /// What a test may change of a payment that is right in every respect.
+    struct Case {
+        version: serde_json::Value,
+        accepted: Accepted,
+        requirements: Requirements,
+        call: InvokeContractArgs,
+        auth: Vec<SorobanAuthorizationEntry>,
+        transaction: Transaction,
+        operations: usize,
+        /// Instead of the transaction's own base64.
+        text: Option<serde_json::Value>,
+        simulation: Simulation,
+    }
+
+    fn transfer_event() -> ContractEvent {
+        ContractEvent {
+            ext: ExtensionPoint::V0,
+            contract_id: Some(contract(7)),
+            type_: ContractEventType::Contract,
+            body: ContractEventBody::V0(ContractEventV0 {
+                topics: vec![symbol("transfer"), ScVal::Address(account(1)), ScVal::Address(account(2))]
+                    .try_into()
+                    .unwrap(),
+                data: number(10_000),
+            }),
+        }
+    }
+
+    fn encoded(event: ContractEvent) -> String {
+        DiagnosticEvent { in_successful_contract_call: true, event }.to_xdr_base64(XDR).unwrap()
+    }
+
+    fn good() -> Case {
+        Case {
+            version: json!(2),
+            accepted: Accepted { scheme: "exact".into(), network: "stellar:testnet".into() },
+            requirements: requirements(),
+            call: call(),
+            auth: vec![entry(SorobanCredentials::Address(signed(account(1), LATEST + 14)))],
+            transaction: Transaction {
+                source_account: MuxedAccount::Ed25519(Uint256([0; 32])),
+                fee: 40_000,
+                seq_num: SequenceNumber(0),
+                cond: Preconditions::Time(TimeBounds { min_time: TimePoint(0), max_time: TimePoint(1) }),
+                memo: Memo::None,
+                operations: VecM::default(),
+                ext: TransactionExt::V1(SorobanTransactionData::default()),
+            },
+            operations: 1,
+            text: None,
+            simulation: Simulation {
+                error: None,
+                transaction_data: Some("AAAA".into()),
+                min_resource_fee: Some("40000".into()),
+                events: vec![encoded(transfer_event())],
+            },
+        }
+    }
+
+    fn judge(case: Case) -> Result<(), &'static str> {
+        let operation = Operation {
+            source_account: None,
+            body: OperationBody::InvokeHostFunction(InvokeHostFunctionOp {
+                host_function: HostFunction::InvokeContract(case.call),
+                auth: case.auth.try_into().unwrap(),
+            }),
+        };
+        let mut tx = case.transaction;
+        if tx.operations.is_empty() {
+            tx.operations = vec![operation; case.operations].try_into().unwrap();
+        }
+        let envelope = TransactionEnvelope::Tx(TransactionV1Envelope { tx, signatures: VecM::default() });
+        let text = case.text.unwrap_or_else(|| json!(envelope.to_xdr_base64(XDR).unwrap()));
+        let payload =
+            Payload { x402_version: case.version, accepted: case.accepted, payload: json!({"transaction": text}) };
+        let transfer = structure(&payload, &case.requirements, &terms()).map_err(|refusal| refusal.reason)?;
+        simulated(&transfer, &case.simulation, LATEST, &terms()).map_err(|refusal| refusal.reason)
+    }
+
+    #[test]
+    fn a_payment_that_is_right_in_every_respect_passes_in_both_credential_arms() {
+        assert_eq!(judge(good()), Ok(()));
+        let mut second = good();
+        second.auth = vec![entry(SorobanCredentials::AddressV2(signed(account(1), LATEST + 14)))];
+        assert_eq!(judge(second), Ok(()));
+    }
+
+    #[test]
+    fn every_rule_has_its_code() {
+        type Change = Box<dyn Fn(&mut Case)>;
+        let args = |args: Vec<ScVal>| -> Change { Box::new(move |c| c.call.args = args.clone().try_into().unwrap()) };
+        let parties = |from: u8, to: u8, amount: u64| {
+            vec![ScVal::Address(account(from)), ScVal::Address(account(to)), number(amount)]
+        };
+        let event = |change: fn(&mut ContractEvent)| -> Change {
+            Box::new(move |c| {
+                let mut event = transfer_event();
+                change(&mut event);
+                c.simulation.events = vec![encoded(event)];
+            })
+        };
+        fn topics(event: &mut ContractEvent, topics: Vec<ScVal>) {
+            let ContractEventBody::V0(body) = &mut event.body;
+            body.topics = topics.try_into().unwrap();
+        }
+        let table: Vec<(&str, Change)> = vec![
+            ("invalid_x402_version", Box::new(|c| c.version = json!(1))),
+            ("invalid_x402_version", Box::new(|c| c.version = json!("2"))),
+            ("unsupported_scheme", Box::new(|c| c.accepted.scheme = "upto".into())),
+            ("unsupported_scheme", Box::new(|c| c.requirements.scheme = "upto".into())),
+            ("network_mismatch", Box::new(|c| c.accepted.network = "stellar:pubnet".into())),
+            (
+                "invalid_network",
+                Box::new(|c| {
+                    c.accepted.network = "stellar:pubnet".into();
+                    c.requirements.network = "stellar:pubnet".into();
+                }),
+            ),
+            ("invalid_exact_stellar_payload_malformed", Box::new(|c| c.text = Some(json!("AAAA")))),
+            ("invalid_exact_stellar_payload_malformed", Box::new(|c| c.text = Some(json!(5)))),
+            ("invalid_exact_stellar_payload_malformed", Box::new(|c| c.transaction.ext = TransactionExt::V0)),
+            ("invalid_exact_stellar_payload_wrong_operation", Box::new(|c| c.operations = 2)),
+            (
+                "invalid_exact_stellar_payload_wrong_operation",
+                Box::new(|c| {
+                    let inflation = Operation { source_account: None, body: OperationBody::Inflation };
+                    c.transaction.operations = vec![inflation].try_into().unwrap();
+                }),
+            ),
+            (
+                "invalid_exact_stellar_payload_unsafe_tx_or_op_source",
+                Box::new(|c| {
+                    c.transaction.source_account = MuxedAccount::Ed25519(Uint256([9; 32]));
+                }),
+            ),
+            (
+                "invalid_exact_stellar_payload_unsafe_tx_or_op_source",
+                Box::new(|c| {
+                    c.transaction.source_account = MuxedAccount::MuxedEd25519(stellar_xdr::MuxedAccountMed25519 {
+                        id: 4,
+                        ed25519: Uint256([9; 32]),
+                    });
+                }),
+            ),
+            (
+                "invalid_exact_stellar_payload_wrong_asset",
+                Box::new(|c| {
+                    c.call.contract_address = ScAddress::Contract(contract(8));
+                }),
+            ),
+            (
+                "invalid_exact_stellar_payload_wrong_function_name",
+                Box::new(|c| {
+                    c.call.function_name = ScSymbol("approve".try_into().unwrap());
+                }),
+            ),
+            ("invalid_exact_stellar_payload_wrong_function_name", args(parties(1, 2, 10_000)[..2].to_vec())),
+            ("invalid_exact_stellar_payload_facilitator_is_payer", args(parties(9, 2, 10_000))),
+            ("invalid_exact_stellar_payload_wrong_recipient", args(parties(1, 3, 10_000))),
+            ("invalid_exact_stellar_payload_wrong_amount", args(parties(1, 2, 9_999))),
+            ("invalid_exact_stellar_payload_wrong_amount", Box::new(|c| c.requirements.amount = "1e4".into())),
+            ("unexpected_verify_error", Box::new(|c| c.transaction.cond = Preconditions::None)),
+            ("invalid_exact_stellar_payload_simulation_failed", Box::new(|c| c.simulation.error = Some("no".into()))),
+            ("invalid_exact_stellar_payload_simulation_failed", Box::new(|c| c.simulation.transaction_data = None)),
+            ("invalid_exact_stellar_payload_fee_below_minimum", Box::new(|c| c.transaction.fee = 39_999)),
+            ("invalid_exact_stellar_payload_fee_exceeds_maximum", Box::new(|c| c.transaction.fee = 50_001)),
+            ("invalid_exact_stellar_payload_no_transfer_events", Box::new(|c| c.simulation.events.clear())),
+            (
+                "invalid_exact_stellar_payload_multiple_transfers",
+                Box::new(|c| {
+                    c.simulation.events.push(encoded(transfer_event()));
+                }),
+            ),
+            ("invalid_exact_stellar_payload_event_not_transfer", event(|e| topics(e, vec![symbol("mint")]))),
+            (
+                "invalid_exact_stellar_payload_event_not_transfer",
+                event(|e| {
+                    topics(e, vec![symbol("burn"), ScVal::Address(account(1)), ScVal::Address(account(2))]);
+                }),
+            ),
+            ("invalid_exact_stellar_payload_event_missing_contract_id", event(|e| e.contract_id = None)),
+            ("invalid_exact_stellar_payload_event_wrong_asset", event(|e| e.contract_id = Some(contract(8)))),
+            (
+                "invalid_exact_stellar_payload_event_wrong_from",
+                event(|e| {
+                    topics(e, vec![symbol("transfer"), ScVal::Address(account(3)), ScVal::Address(account(2))]);
+                }),
+            ),
+            (
+                "invalid_exact_stellar_payload_event_wrong_to",
+                event(|e| {
+                    topics(e, vec![symbol("transfer"), ScVal::Address(account(1)), ScVal::Address(account(3))]);
+                }),
+            ),
+            (
+                "invalid_exact_stellar_payload_event_wrong_amount",
+                event(|e| {
+                    let ContractEventBody::V0(body) = &mut e.body;
+                    body.data = number(1);
+                }),
+            ),
+            ("invalid_exact_stellar_payload_no_auth_entries", Box::new(|c| c.auth.clear())),
+            (
+                "invalid_exact_stellar_payload_unsupported_credential_type",
+                Box::new(|c| {
+                    c.auth = vec![entry(SorobanCredentials::SourceAccount)];
+                }),
+            ),
+            (
+                "invalid_exact_stellar_payload_unsupported_credential_type",
+                Box::new(|c| {
+                    let delegated = SorobanAddressCredentialsWithDelegates {
+                        address_credentials: signed(account(1), LATEST),
+                        delegates: Default::default(),
+                    };
+                    c.auth = vec![entry(SorobanCredentials::AddressWithDelegates(delegated))];
+                }),
+            ),
+            (
+                "invalid_exact_stellar_payload_facilitator_in_auth",
+                Box::new(|c| {
+                    c.auth.push(entry(SorobanCredentials::Address(signed(account(9), LATEST))));
+                }),
+            ),
+            (
+                "invalid_exact_stellar_signature_expiration_too_far",
+                Box::new(|c| {
+                    c.auth = vec![entry(SorobanCredentials::Address(signed(account(1), LATEST + 15)))];
+                }),
+            ),
+            (
+                "invalid_exact_stellar_payload_has_subinvocations",
+                Box::new(|c| {
+                    let under = c.auth[0].root_invocation.clone();
+                    c.auth[0].root_invocation.sub_invocations = vec![under].try_into().unwrap();
+                }),
+            ),
+            (
+                "invalid_exact_stellar_payload_missing_payer_signature",
+                Box::new(|c| {
+                    let unsigned = SorobanAddressCredentials { signature: ScVal::Void, ..signed(account(1), LATEST) };
+                    c.auth = vec![entry(SorobanCredentials::Address(unsigned))];
+                }),
+            ),
+            (
+                "invalid_exact_stellar_payload_missing_payer_signature",
+                Box::new(|c| {
+                    c.auth = vec![entry(SorobanCredentials::Address(signed(account(4), LATEST)))];
+                }),
+            ),
+            (
+                "invalid_exact_stellar_payload_unexpected_pending_signatures",
+                Box::new(|c| {
+                    let unsigned = SorobanAddressCredentials { signature: ScVal::Void, ..signed(account(4), LATEST) };
+                    c.auth.push(entry(SorobanCredentials::Address(unsigned)));
+                }),
+            ),
+        ];
+        for (code, change) in table {
+            let mut case = good();
+            change(&mut case);
+            assert_eq!(judge(case), Err(code));
+        }
+    }
+
+    #[test]
+    fn the_amount_is_read_from_a_muxed_transfer_too() {
+        let mut case = good();
+        let mut event = transfer_event();
+        let ContractEventBody::V0(body) = &mut event.body;
+        let fields = vec![ScMapEntry { key: symbol("amount"), val: number(10_000) }];
+        body.data = ScVal::Map(Some(ScMap(fields.try_into().unwrap())));
+        case.simulation.events = vec![encoded(event)];
+        assert_eq!(judge(case), Ok(()));
+    }
+
+    #[test]
+    fn an_event_that_is_only_diagnostic_does_not_count() {
+        let mut case = good();
+        let event = ContractEvent { type_: ContractEventType::Diagnostic, ..transfer_event() };
+        case.simulation.events.push(encoded(event));
+        assert_eq!(judge(case), Ok(()));
+    }
+}

@@ -470,3 +470,6 @@ fn unavailable(error: &crate::facilitator::FacilitatorError) -> RpcError {
     tracing::warn!(%error, "the facilitator could not be used");
     RpcError::internal("the payment could not be checked")
 }
+
+#[cfg(test)]
+mod tests;
