@@ -6,7 +6,6 @@ mod error;
 mod existing;
 pub(crate) mod object;
 mod output;
-mod parts;
 
 pub use error::{PayError, Phase};
 pub use output::{CallOutcome, Ending};
@@ -24,7 +23,7 @@ use crate::ledger::{BudgetLine, By, Ledger, LedgerError, Payment};
 use crate::money::{AgentId, Amount, IdempotencyKey, Network, PaymentId, Unit};
 use crate::ports::World;
 use crate::signer::Signer;
-pub use parts::Upstream;
+use crate::upstream::Upstream;
 
 #[derive(Debug, Clone)]
 pub struct Settings {
