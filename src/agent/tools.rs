@@ -11,7 +11,7 @@ use super::errors::{self, Problem, amount_json, offer_json};
 use super::next::{next, state_word};
 use super::time::rfc3339;
 use super::{result, schemas};
-use crate::catalog::{Catalog, Kind, Listing, ResourceRef, SearchQuery, Skip, warnings};
+use crate::catalog::{Catalog, Kind, Listing, ResourceRef, SearchQuery, Skip, Status, warnings};
 use crate::guard::Call;
 use crate::json;
 use crate::ledger::{BudgetLine, LedgerError, Payment};
@@ -19,15 +19,21 @@ use crate::mcp::{Handler, RequestContext, Revision, RpcError};
 use crate::money::{AgentId, Amount, Asset, IdempotencyKey, Network, PaymentId, Unit};
 use crate::pay::object::{Object, array};
 use crate::pay::{Funds, Payer, Phase, Which};
+use crate::upstream::Upstream;
 
 /// Keyless payments whose answer is on its way to the agent. More than so many at once are not marked as answered:
 /// a repeated call then gets the stored outcome, which costs nothing.
 const MAX_UNDELIVERED: usize = 10_000;
 
+/// A seller that takes longer to say that it is there is reported as unreachable.
+const PROBE_TIME: std::time::Duration = std::time::Duration::from_secs(3);
+
 /// The handler behind the agents' MCP front: discovery only, or paying.
 pub struct AgentTools {
     catalog: Catalog,
     payer: Option<Payer>,
+    /// Asks sellers whether they are there (`initialize` or `server/discover`, and `tools/list`), for warnings.
+    upstream: Option<Upstream>,
     /// Whose budget is used where the transport authenticates nobody: stdio.
     local_agent: Option<AgentId>,
     undelivered: Mutex<BTreeSet<PaymentId>>,
@@ -54,7 +60,12 @@ impl From<Problem> for Failure {
 impl AgentTools {
     /// `payer: None` is discovery only: the paying tools do not exist.
     pub fn new(catalog: Catalog, payer: Option<Payer>, local_agent: Option<AgentId>) -> AgentTools {
-        AgentTools { catalog, payer, local_agent, undelivered: Mutex::default() }
+        AgentTools { catalog, payer, upstream: None, local_agent, undelivered: Mutex::default() }
+    }
+
+    /// With it `x402_get_resource` tells whether the seller's endpoint answers and lists the tool.
+    pub fn probing(self, upstream: Upstream) -> AgentTools {
+        AgentTools { upstream: Some(upstream), ..self }
     }
 
     async fn tool(&self, context: &RequestContext, params: Option<&RawValue>) -> Result<Box<RawValue>, RpcError> {
@@ -134,10 +145,26 @@ impl AgentTools {
         let expected = args.hash("expectedVersionHash")?;
         let mut listing = self.catalog.resolve(&reference).await.map_err(|e| errors::catalog_problem(&e))?;
         if expected.is_some_and(|expected| expected != listing.version_hash) {
-            listing.status = crate::catalog::Status::Stale;
+            listing.status = Status::Stale;
             listing.warn(warnings::VERSION_CHANGED);
         }
+        self.probe(&mut listing).await;
         Ok(wrap(&listing))
+    }
+
+    /// The endpoint is the catalog's, never one that the agent supplied; no tool is called.
+    async fn probe(&self, listing: &mut Listing) {
+        let (Some(upstream), Some(tool)) = (&self.upstream, listing.reference.tool_name.clone()) else { return };
+        let Ok(endpoint) = upstream.endpoint(&listing.reference.url, listing.transport) else { return };
+        let doubt = match tokio::time::timeout(PROBE_TIME, upstream.liveness(&endpoint)).await {
+            Ok(Ok(alive)) if alive.tools.contains(&tool) => return,
+            Ok(Ok(_)) => warnings::TOOL_NOT_OFFERED,
+            Ok(Err(_)) | Err(_) => warnings::ENDPOINT_UNREACHABLE,
+        };
+        listing.warn(doubt);
+        if listing.status == Status::Active {
+            listing.status = Status::Unknown;
+        }
     }
 
     async fn call(
