@@ -6,6 +6,11 @@ mod client;
 mod connect;
 mod tls;
 
+#[cfg(test)]
+pub(crate) mod testing;
+#[cfg(test)]
+mod tests;
+
 use std::time::Duration;
 
 use tokio_rustls::TlsConnector;

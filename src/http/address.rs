@@ -80,3 +80,157 @@ fn classify_v6(ip: Ipv6Addr) -> Kind {
         _ => Kind::Public,
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::super::connect::Origin;
+    use super::*;
+
+    /// (host as it is written in a URL, what an agent's destination and a local one are told; "" is allowed)
+    const TABLE: &[(&str, &str, &str)] = &[
+        // public
+        ("93.184.216.34", "", ""),
+        ("1.1.1.1", "", ""),
+        ("9.255.255.255", "", ""),
+        ("11.0.0.0", "", ""),
+        ("100.63.255.255", "", ""),
+        ("100.128.0.0", "", ""),
+        ("126.255.255.255", "", ""),
+        ("128.0.0.0", "", ""),
+        ("168.63.129.17", "", ""),
+        ("169.253.255.255", "", ""),
+        ("172.15.255.255", "", ""),
+        ("172.32.0.0", "", ""),
+        ("192.0.1.1", "", ""),
+        ("198.17.255.255", "", ""),
+        ("198.20.0.0", "", ""),
+        ("223.255.255.255", "", ""),
+        ("[2606:4700:4700::1111]", "", ""),
+        ("[2a00:1450:4001:82a::200e]", "", ""),
+        ("[2001:4860:4860::8888]", "", ""),
+        ("[2001:200::1]", "", ""),
+        ("[64:ff9b::808:808]", "", ""),
+        ("[64:ff9b::8.8.8.8]", "", ""),
+        ("[::ffff:8.8.8.8]", "", ""),
+        // IPv4, every special-purpose range at its edges
+        ("0.0.0.0", "address_unspecified", "address_unspecified"),
+        ("0.255.255.255", "address_unspecified", "address_unspecified"),
+        ("10.0.0.0", "address_private", "address_private"),
+        ("10.255.255.255", "address_private", "address_private"),
+        ("100.64.0.0", "address_private", "address_private"),
+        ("100.100.100.200", "address_private", "address_private"),
+        ("100.127.255.255", "address_private", "address_private"),
+        ("127.0.0.1", "address_loopback", ""),
+        ("127.255.255.255", "address_loopback", ""),
+        ("169.254.0.0", "address_link_local", "address_link_local"),
+        ("169.254.169.254", "address_link_local", "address_link_local"),
+        ("169.254.255.255", "address_link_local", "address_link_local"),
+        ("168.63.129.16", "address_metadata", "address_metadata"),
+        ("172.16.0.0", "address_private", "address_private"),
+        ("172.31.255.255", "address_private", "address_private"),
+        ("192.0.0.0", "address_reserved", "address_reserved"),
+        ("192.0.0.192", "address_reserved", "address_reserved"),
+        ("192.0.2.1", "address_documentation", "address_documentation"),
+        ("192.88.99.1", "address_transition", "address_transition"),
+        ("192.168.0.0", "address_private", "address_private"),
+        ("192.168.255.255", "address_private", "address_private"),
+        ("198.18.0.0", "address_benchmarking", "address_benchmarking"),
+        ("198.19.255.255", "address_benchmarking", "address_benchmarking"),
+        ("198.51.100.7", "address_documentation", "address_documentation"),
+        ("203.0.113.7", "address_documentation", "address_documentation"),
+        ("224.0.0.1", "address_multicast", "address_multicast"),
+        ("239.255.255.255", "address_multicast", "address_multicast"),
+        ("240.0.0.1", "address_reserved", "address_reserved"),
+        ("255.255.255.255", "address_reserved", "address_reserved"),
+        // IPv4 in other spellings
+        ("0", "address_unspecified", "address_unspecified"),
+        ("0x7f.1", "address_loopback", ""),
+        ("0x7f000001", "address_loopback", ""),
+        ("2130706433", "address_loopback", ""),
+        ("0177.0.0.1", "address_loopback", ""),
+        ("017700000001", "address_loopback", ""),
+        ("127.1", "address_loopback", ""),
+        ("127.0.1", "address_loopback", ""),
+        ("127.0.0.1.", "address_loopback", ""),
+        ("１２７.0.0.1", "address_loopback", ""),
+        ("①②⑦.0.0.1", "address_loopback", ""),
+        ("127。0。0。1", "address_loopback", ""),
+        ("%31%32%37.0.0.1", "address_loopback", ""),
+        ("2852039166", "address_link_local", "address_link_local"),
+        ("0xa9fea9fe", "address_link_local", "address_link_local"),
+        ("0251.0376.0251.0376", "address_link_local", "address_link_local"),
+        ("①⑥⑨.②⑤④.①⑥⑨.②⑤④", "address_link_local", "address_link_local"),
+        ("10.1", "address_private", "address_private"),
+        // IPv6
+        ("[::]", "address_unspecified", "address_unspecified"),
+        ("[::1]", "address_loopback", ""),
+        ("[0:0:0:0:0:0:0:1]", "address_loopback", ""),
+        ("[fe80::1]", "address_link_local", "address_link_local"),
+        ("[febf:ffff::1]", "address_link_local", "address_link_local"),
+        ("[fec0::1]", "address_private", "address_private"),
+        ("[fc00::1]", "address_private", "address_private"),
+        ("[fd00:ec2::254]", "address_private", "address_private"),
+        ("[fdff::1]", "address_private", "address_private"),
+        ("[ff02::1]", "address_multicast", "address_multicast"),
+        ("[100::1]", "address_reserved", "address_reserved"),
+        ("[100:0:0:1::1]", "address_reserved", "address_reserved"),
+        ("[5f00::1]", "address_reserved", "address_reserved"),
+        ("[4000::1]", "address_reserved", "address_reserved"),
+        ("[1fff::1]", "address_reserved", "address_reserved"),
+        ("[2001:db8::1]", "address_documentation", "address_documentation"),
+        ("[3fff::1]", "address_documentation", "address_documentation"),
+        ("[3fff:fff::1]", "address_documentation", "address_documentation"),
+        ("[2001:2::1]", "address_transition", "address_transition"),
+        ("[2001:10::1]", "address_transition", "address_transition"),
+        ("[2001:20::1]", "address_transition", "address_transition"),
+        // IPv4 inside IPv6
+        ("[::ffff:127.0.0.1]", "address_loopback", ""),
+        ("[::ffff:7f00:1]", "address_loopback", ""),
+        ("[::ffff:169.254.169.254]", "address_link_local", "address_link_local"),
+        ("[::ffff:a9fe:a9fe]", "address_link_local", "address_link_local"),
+        ("[0:0:0:0:0:ffff:10.0.0.1]", "address_private", "address_private"),
+        ("[::169.254.169.254]", "address_reserved", "address_reserved"),
+        ("[::127.0.0.1]", "address_reserved", "address_reserved"),
+        ("[::8.8.8.8]", "address_reserved", "address_reserved"),
+        ("[::ffff:0:7f00:1]", "address_reserved", "address_reserved"),
+        ("[64:ff9b::a9fe:a9fe]", "address_link_local", "address_link_local"),
+        ("[64:ff9b::10.0.0.1]", "address_private", "address_private"),
+        ("[64:ff9b::127.0.0.1]", "address_transition", "address_transition"),
+        ("[64:ff9b:1::a9fe:a9fe]", "address_reserved", "address_reserved"),
+        ("[64:ff9b:1::808:808]", "address_reserved", "address_reserved"),
+        ("[2002:7f00:1::]", "address_transition", "address_transition"),
+        ("[2002:a9fe:a9fe::1]", "address_transition", "address_transition"),
+        ("[2001:0:a9fe:a9fe::1]", "address_transition", "address_transition"),
+        ("[2606:4700::5efe:127.0.0.1]", "address_transition", "address_transition"),
+        ("[2606:4700::200:5efe:a9fe:a9fe]", "address_transition", "address_transition"),
+        ("[fe80::5efe:10.0.0.1]", "address_link_local", "address_link_local"),
+    ];
+
+    #[test]
+    fn every_range_and_spelling_is_decided_on_the_address_that_it_means() {
+        for (host, agent, local) in TABLE {
+            // As an endpoint's URL: parsed first, as the endpoint rules do, then taken to the dialer.
+            let url = url::Url::parse(&format!("https://{host}/mcp")).unwrap_or_else(|e| panic!("{host}: {e}"));
+            let uri: http::Uri = url.as_str().parse().unwrap();
+            for (destination, expected) in [(Destination::Agent, agent), (Destination::AgentLocal, local)] {
+                let word = match Origin::of(&uri, destination) {
+                    Ok(origin) => {
+                        assert!(origin.ip.is_some(), "{host} is an address");
+                        ""
+                    }
+                    Err(super::super::HttpError::Refused(word)) => word,
+                    Err(other) => panic!("{host}: {other}"),
+                };
+                assert_eq!(word, *expected, "{host} for {destination:?}");
+            }
+            assert!(Origin::of(&uri, Destination::Operator).is_ok(), "{host} may be configured");
+        }
+    }
+
+    #[test]
+    fn zone_identifiers_and_broken_spellings_are_no_hosts() {
+        for host in ["[fe80::1%25eth0]", "[fe80::1%eth0]", "[::1", "256.0.0.1", "1.2.3.4.5", "0x100000000", "[::1]x"] {
+            assert!(url::Url::parse(&format!("https://{host}/")).is_err(), "{host}");
+        }
+    }
+}

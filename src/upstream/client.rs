@@ -42,9 +42,11 @@ struct Inner {
     settings: Settings,
     http: Client,
     next_id: AtomicU64,
-    sessions: Mutex<BTreeMap<Url, (Instant, Arc<Session>)>>,
-    tools: Mutex<BTreeMap<Url, (Instant, Arc<Vec<LiveTool>>)>>,
+    sessions: Mutex<Cache<Session>>,
+    tools: Mutex<Cache<Vec<LiveTool>>>,
 }
+/// By endpoint, with the moment at which it was learnt.
+type Cache<T> = BTreeMap<Url, (Instant, Arc<T>)>;
 
 /// What the answer to one POST was.
 pub(super) enum Reply {
@@ -431,10 +433,10 @@ impl Upstream {
     fn setup_deadline(&self) -> Instant {
         Instant::now() + self.inner.settings.timeout
     }
-    fn sessions(&self) -> MutexGuard<'_, BTreeMap<Url, (Instant, Arc<Session>)>> {
+    fn sessions(&self) -> MutexGuard<'_, Cache<Session>> {
         self.inner.sessions.lock().unwrap_or_else(PoisonError::into_inner)
     }
-    fn tools(&self) -> MutexGuard<'_, BTreeMap<Url, (Instant, Arc<Vec<LiveTool>>)>> {
+    fn tools(&self) -> MutexGuard<'_, Cache<Vec<LiveTool>>> {
         self.inner.tools.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
