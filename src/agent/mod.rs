@@ -5,7 +5,7 @@ pub mod errors;
 mod next;
 mod result;
 mod schemas;
-mod time;
+pub(crate) mod time;
 mod tools;
 
 pub use tools::AgentTools;

@@ -1,5 +1,6 @@
 //! Everything on one machine: a local Stellar network, a facilitator with its catalog, a demo seller, a signer.
 
+pub mod backends;
 pub mod catalog;
 pub mod chain;
 pub mod facilitator;
