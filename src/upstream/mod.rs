@@ -7,6 +7,9 @@ mod session;
 mod sse;
 mod wire;
 
+#[cfg(test)]
+mod tests;
+
 use std::collections::BTreeMap;
 use std::time::Duration;
 
