@@ -5,3 +5,5 @@ mod architecture;
 mod catalog;
 #[cfg(feature = "roles")]
 mod mcp;
+#[cfg(feature = "sandbox")]
+mod official;

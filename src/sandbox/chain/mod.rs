@@ -280,4 +280,4 @@ fn genesis(options: &Options, world: &World) -> Result<Shared, NetworkError> {
 }
 
 #[cfg(test)]
-mod tests;
+pub(super) mod tests;

@@ -1,0 +1,205 @@
+//! Outside witnesses of the local network and of our payments: the official x402 facilitator and client and the
+//! official Stellar SDK (`tests/interop`, Node 20).
+
+use std::path::PathBuf;
+use std::process::{Output, Stdio};
+use std::time::Duration;
+
+use ed25519_dalek::Signer as _;
+use serde_json::{Value, json};
+use tokio::io::AsyncWriteExt as _;
+use tokio_util::sync::CancellationToken;
+use tollway::chain::NonceReading;
+use tollway::chain::stellar::{Credentials, NonceQuestion, Settings, Stellar};
+use tollway::http::{Client, Destination, Limits, tls};
+use tollway::json;
+use tollway::mcp::serve::serve;
+use tollway::money::Network;
+use tollway::ports::machine::{TcpListener, world};
+use tollway::ports::{Listener, World};
+use tollway::sandbox::chain::{Account, LocalNetwork, NETWORK, Node, Options, PASSPHRASE, USDC};
+use tollway::sandbox::tls::Authority;
+use tollway::x402::Offer;
+
+const START: i64 = 50_000_000;
+const AMOUNT: i64 = 10_000;
+
+struct Scene {
+    world: World,
+    network: LocalNetwork,
+    payer: Account,
+    shop: Account,
+    facilitator: Account,
+    rpc: String,
+    rpc_tls: String,
+    ca: tempfile::NamedTempFile,
+    stop: CancellationToken,
+}
+
+impl Drop for Scene {
+    fn drop(&mut self) {
+        self.stop.cancel();
+    }
+}
+
+/// A network with ledgers of 200 ms and one node, over HTTP and HTTPS.
+async fn scene() -> Scene {
+    let (world, _) = world();
+    let options = Options { ledger_interval: Some(Duration::from_millis(200)), ..Options::default() };
+    let network = LocalNetwork::start(options, world.clone()).unwrap();
+    let [payer, shop, facilitator] = ["payer", "shop", "facilitator"].map(|name| network.account(name));
+    for account in [&payer, &shop, &facilitator] {
+        network.fund(&account.id(), 1_000_000_000);
+    }
+    network.trust(&payer.id(), START);
+    network.trust(&shop.id(), 0);
+    let stop = CancellationToken::new();
+    let authority = Authority::new().unwrap();
+    let (plain, rpc) = listen("http").await;
+    start(&world, &network, plain, &stop);
+    let (secure, rpc_tls) = listen("https").await;
+    start(&world, &network, authority.listener(secure), &stop);
+    let ca = tempfile::NamedTempFile::new().unwrap();
+    std::fs::write(ca.path(), authority.ca_pem()).unwrap();
+    Scene { world, network, payer, shop, facilitator, rpc, rpc_tls, ca, stop }
+}
+
+async fn listen(scheme: &str) -> (TcpListener, String) {
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let url = format!("{scheme}://127.0.0.1:{}", listener.local_addr().unwrap().port());
+    (TcpListener(listener), url)
+}
+
+fn start(world: &World, network: &LocalNetwork, listener: impl Listener, stop: &CancellationToken) {
+    let router = network.rpc_router(Node::default());
+    world.spawn.spawn(Box::pin(serve(listener, world.clone(), router, stop.clone())));
+}
+
+impl Scene {
+    fn requirements(&self) -> Value {
+        json!({
+            "scheme": "exact",
+            "network": NETWORK,
+            "asset": USDC,
+            "amount": AMOUNT.to_string(),
+            "payTo": self.shop.address(),
+            "maxTimeoutSeconds": 60,
+            "extra": {"areFeesSponsored": true},
+        })
+    }
+
+    fn balances(&self) -> (i64, i64) {
+        (self.network.balance(&self.payer.id()).unwrap(), self.network.balance(&self.shop.id()).unwrap())
+    }
+
+    fn stellar(&self, url: &str, credentials: Credentials) -> Stellar {
+        let pem = std::fs::read(self.ca.path()).unwrap();
+        let http = Client::new(self.world.clone(), tls(Some(&pem)).unwrap(), Destination::Operator, Limits::default());
+        let settings = Settings {
+            network: Network::parse(NETWORK).unwrap(),
+            passphrase: PASSPHRASE.into(),
+            rpc_urls: vec![url.parse().unwrap()],
+            credentials,
+            max_authorization_seconds: 300,
+            min_ledger_ms: 50,
+        };
+        Stellar::new(settings, http, self.world.clone())
+    }
+
+    async fn node(&self, script: &str, args: &[&str], secret: (&str, &Account), input: &Value) -> Output {
+        let folder = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/interop");
+        assert!(folder.join("node_modules").exists(), "run: npm ci --prefix tests/interop");
+        let mut child = tokio::process::Command::new("node")
+            .arg(script)
+            .args(args)
+            .current_dir(folder)
+            .env(secret.0, secret.1.secret().as_str())
+            .env("NODE_EXTRA_CA_CERTS", self.ca.path())
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .kill_on_drop(true)
+            .spawn()
+            .unwrap();
+        child.stdin.take().unwrap().write_all(input.to_string().as_bytes()).await.unwrap();
+        tokio::time::timeout(Duration::from_secs(60), child.wait_with_output()).await.unwrap().unwrap()
+    }
+
+    async fn settle(&self, payload: &Value) -> Value {
+        let both = json!({"paymentPayload": payload, "paymentRequirements": self.requirements()});
+        let output = self.node("settle.mjs", &[&self.rpc], ("FACILITATOR_SECRET", &self.facilitator), &both).await;
+        parse(&output)
+    }
+}
+
+fn parse(output: &Output) -> Value {
+    serde_json::from_slice(&output.stdout).unwrap_or_else(|_| panic!("{}", String::from_utf8_lossy(&output.stderr)))
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_official_facilitator_settles_our_payment_once() {
+    let scene = scene().await;
+    let requirements = scene.requirements();
+    let offer = Offer::parse(&json::raw(&requirements)).unwrap();
+    // Once over each of the two listeners.
+    for (round, url) in [&scene.rpc, &scene.rpc_tls].into_iter().enumerate() {
+        let stellar = scene.stellar(url, Credentials::Address);
+        let at = stellar.ledger().await.unwrap();
+        let draft = stellar.draft(&offer, &scene.payer.address(), at).unwrap();
+        let (nonce, expiration) = (draft.nonce(), draft.expiration());
+        let (payer, pay_to) = (scene.payer.address(), scene.shop.address());
+        let question =
+            NonceQuestion { payer: &payer, pay_to: &pay_to, asset: USDC, nonce, expiration, reserved_at: at.sequence };
+        let signature = scene.payer.key.sign(&draft.digest()).to_bytes();
+        let signed = draft.attach(&signature).unwrap();
+        let transaction = stellar.prepare(&signed).await.unwrap();
+        assert_eq!(stellar.nonce_reading(question).await, NonceReading::Open);
+
+        let payload = json!({
+            "x402Version": 2,
+            "payload": {"transaction": transaction},
+            "accepted": requirements,
+            "resource": {"url": "mcp://tool/interop"},
+        });
+        let answer = scene.settle(&payload).await;
+        assert_eq!(answer["settle"]["success"], json!(true), "{answer}");
+        assert_eq!(answer["settle"]["payer"], json!(payer));
+        let moved = AMOUNT * (i64::try_from(round).unwrap() + 1);
+        assert_eq!(scene.balances(), (START - moved, moved));
+        let transfer = scene.network.transfers().pop().unwrap();
+        assert_eq!(
+            (transfer.nonce, json!(transfer.transaction)),
+            (Some(nonce), answer["settle"]["transaction"].clone())
+        );
+        let used = NonceReading::Used { ledger: u64::from(transfer.ledger) };
+        assert_eq!(stellar.nonce_reading(question).await, used);
+
+        let again = scene.settle(&payload).await;
+        assert_eq!(again["verify"]["isValid"], json!(false), "{again}");
+        assert_eq!(scene.balances(), (START - moved, moved));
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_official_client_pays_over_https_and_the_official_sdk_reads_it() {
+    let scene = scene().await;
+    let output =
+        scene.node("client.mjs", &[&scene.rpc_tls], ("PAYER_SECRET", &scene.payer), &scene.requirements()).await;
+    let answer = scene.settle(&parse(&output)).await;
+    assert_eq!(answer["settle"]["success"], json!(true), "{answer}");
+    assert_eq!(scene.balances(), (START - AMOUNT, AMOUNT));
+
+    let args = [scene.rpc.as_str(), &scene.shop.address(), USDC];
+    let seen = parse(&scene.node("sdk.mjs", &args, ("UNUSED", &scene.payer), &Value::Null).await);
+    let expected = json!({
+        "status": "healthy",
+        "passphrase": PASSPHRASE,
+        "contract": USDC,
+        "sequence": seen["sequence"],
+        "account": scene.shop.address(),
+        "balance": AMOUNT.to_string(),
+        "transactions": ["SUCCESS"],
+        "inclusionFee": "100",
+    });
+    assert_eq!(seen, expected);
+}
