@@ -96,7 +96,7 @@ impl Scene {
         let pem = std::fs::read(self.ca.path()).unwrap();
         let http = Client::new(self.world.clone(), tls(Some(&pem)).unwrap(), Destination::Operator, Limits::default());
         let settings = Settings {
-            network: Network::parse(NETWORK).unwrap(),
+            network: NETWORK.parse::<Network>().unwrap(),
             passphrase: PASSPHRASE.into(),
             rpc_urls: vec![url.parse().unwrap()],
             credentials,

@@ -171,6 +171,9 @@ impl Chain {
                 Ok(included) => {
                     self.index.insert(included.hash, (seq, transactions.len()));
                     self.note_transfers(seq, &included);
+                    if let Some(error) = &included.error {
+                        tracing::debug!(transaction = hex::encode(included.hash), error, "a transaction failed");
+                    }
                     transactions.push(included);
                 }
                 Err(refusal) => tracing::debug!(?refusal, "a transaction was dropped from the queue"),
