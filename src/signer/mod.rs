@@ -89,7 +89,8 @@ impl Signer {
     ) -> Result<Signed, NotSigned> {
         let transfer = draft.transfer();
         let quote = &reserved.quote;
-        let same = transfer.payer == reserved.authorization.payer
+        let same = draft.is_for(passphrase)
+            && transfer.payer == reserved.authorization.payer
             && transfer.pay_to == quote.offer.pay_to
             && transfer.asset == quote.offer.asset.as_str()
             && transfer.amount == quote.amount()

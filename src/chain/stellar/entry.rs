@@ -81,6 +81,10 @@ impl Draft {
     pub fn transfer(&self) -> &Transfer {
         &self.transfer
     }
+    /// Whether a signature over this draft is good on the network of this passphrase, and on no other.
+    pub fn is_for(&self, passphrase: &str) -> bool {
+        self.network_id[..] == Sha256::digest(passphrase)[..]
+    }
     pub fn nonce(&self) -> i64 {
         self.nonce
     }

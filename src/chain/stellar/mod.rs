@@ -34,6 +34,7 @@ const MAX_CLOCK_DISTANCE: u64 = 120;
 /// Ledgers that an RPC may be ahead of what elapsed time explains.
 const LEDGER_SLACK: u64 = 50;
 const BALANCE_LIFE: Duration = Duration::from_secs(10);
+const MAX_BALANCES: usize = 256;
 
 /// Which credential arm the authorization entry uses (CAP-71).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -104,22 +105,32 @@ pub struct Stellar {
     rpcs: Vec<Rpc>,
     world: World,
     cache: Mutex<Cache>,
+    /// Held while the ledger number is asked for: many payments at once ask once.
+    asking: tokio::sync::Mutex<()>,
 }
 
 #[derive(Default)]
 struct Cache {
     /// RPCs (by index) that named our network.
     checked: BTreeSet<usize>,
-    accepted: Option<(Instant, LedgerPoint)>,
+    accepted: Option<Accepted>,
     balances: BTreeMap<(String, Asset), (Instant, Balance)>,
-    min_temporary_ttl: Option<u32>,
+    min_temporary_ttl: Option<(Instant, u32)>,
+}
+
+/// The last ledger number that was believed, and when, by both clocks.
+#[derive(Clone, Copy)]
+struct Accepted {
+    point: LedgerPoint,
+    at: Instant,
+    unix_ms: u64,
 }
 
 impl Stellar {
     pub fn new(settings: Settings, http: Client, world: World) -> Stellar {
         let network_id = Sha256::digest(&settings.passphrase).into();
         let rpcs = settings.rpc_urls.iter().map(|url| Rpc::new(http.clone(), url.clone())).collect();
-        Stellar { settings, network_id, rpcs, world, cache: Mutex::default() }
+        Stellar { settings, network_id, rpcs, world, cache: Mutex::default(), asking: tokio::sync::Mutex::default() }
     }
 
     pub fn network(&self) -> &Network {
@@ -135,24 +146,36 @@ impl Stellar {
     }
 
     /// The smallest newest ledger that the RPCs give, at most half a ledger old. Neither a seller nor an RPC decides with
-    /// it how long a signature lives: one whose close time is far from the local clock, or which ran ahead of what
-    /// elapsed time explains, is refused.
+    /// it how long a signature lives: an answer whose close time is far from the local clock, or which is further from
+    /// the last one than elapsed time explains, is refused.
     pub async fn ledger(&self) -> Result<LedgerPoint, ChainError> {
+        let _asking = self.asking.lock().await;
         let half = Duration::from_millis(self.settings.min_ledger_ms / 2);
-        let accepted = self.cache().accepted;
-        if let Some((at, point)) = accepted
-            && at.elapsed() <= half
+        let last = self.cache().accepted;
+        if let Some(last) = last
+            && last.at.elapsed() <= half
         {
-            return Ok(point);
+            return Ok(last.point);
         }
-        let (answers, refusals) = self.ask_all(|index| self.latest(index)).await;
-        let Some(point) = answers.into_iter().min_by_key(|point| point.sequence) else {
+        let (answers, mut refusals) = self.ask_all(|index| self.latest(index)).await;
+        let mut believed = Vec::new();
+        for point in answers {
+            match self.believe(point, last) {
+                Ok(()) => believed.push(point),
+                Err(error) => {
+                    tracing::error!(network = %self.settings.network, %error, "a ledger number is refused");
+                    refusals.insert(0, error);
+                }
+            }
+        }
+        let Some(point) = believed.into_iter().min_by_key(|point| point.sequence) else {
             return Err(refusals.into_iter().next().unwrap_or_else(nobody));
         };
-        self.believe(point)
+        self.cache().accepted = Some(Accepted { point, at: Instant::now(), unix_ms: self.world.unix_ms() });
+        Ok(point)
     }
 
-    fn believe(&self, point: LedgerPoint) -> Result<LedgerPoint, ChainError> {
+    fn believe(&self, point: LedgerPoint, last: Option<Accepted>) -> Result<(), ChainError> {
         let now = self.world.unix_ms() / 1000;
         if point.closed_at.abs_diff(now) > MAX_CLOCK_DISTANCE {
             return Err(ChainError::Lying(format!(
@@ -160,24 +183,38 @@ impl Stellar {
                 point.closed_at.abs_diff(now)
             )));
         }
-        let mut cache = self.cache();
-        if let Some((at, last)) = cache.accepted {
-            let elapsed = u64::try_from(at.elapsed().as_millis()).unwrap_or(u64::MAX);
-            let most = u64::from(last.sequence) + elapsed / self.settings.min_ledger_ms.max(1) + LEDGER_SLACK;
-            if u64::from(point.sequence) > most {
-                return Err(ChainError::Lying(format!(
-                    "ledger {} is ahead of what the time since ledger {} allows",
-                    point.sequence, last.sequence
-                )));
-            }
-            // A lagging node may answer now: the number only shortens a signature's life.
-            if point.sequence <= last.sequence {
-                cache.accepted = Some((Instant::now(), LedgerPoint { sequence: last.sequence, ..point }));
-                return Ok(point);
-            }
+        let Some(last) = last else { return Ok(()) };
+        if u64::from(point.sequence) > self.ceiling(last) {
+            return Err(ChainError::Lying(format!(
+                "ledger {} is ahead of what the time since ledger {} allows",
+                point.sequence, last.point.sequence
+            )));
         }
-        cache.accepted = Some((Instant::now(), point));
-        Ok(point)
+        // A node may lag as far as its close time may. One that is further back would give the payment's row a start
+        // from which absence proves nothing, and the next honest answer would seem to have run ahead.
+        let lag = MAX_CLOCK_DISTANCE * 1000 / self.settings.min_ledger_ms.max(1) + LEDGER_SLACK;
+        if u64::from(point.sequence) + lag < u64::from(last.point.sequence) {
+            return Err(ChainError::Lying(format!(
+                "ledger {} is behind what the close time after ledger {} allows",
+                point.sequence, last.point.sequence
+            )));
+        }
+        Ok(())
+    }
+
+    /// The highest ledger number that can be true now.
+    fn ceiling(&self, last: Accepted) -> u64 {
+        // A machine that slept has a wall clock ahead of its monotonic one; one that was set back has the reverse.
+        let monotonic = u64::try_from(last.at.elapsed().as_millis()).unwrap_or(u64::MAX);
+        let elapsed = monotonic.max(self.world.unix_ms().saturating_sub(last.unix_ms));
+        u64::from(last.point.sequence) + elapsed / self.settings.min_ledger_ms.max(1) + LEDGER_SLACK
+    }
+
+    /// Whether a ledger number that came without a close time can have been reached.
+    pub(super) async fn has_come(&self, sequence: u32) -> Result<bool, ChainError> {
+        self.ledger().await?;
+        let last = self.cache().accepted;
+        Ok(last.is_some_and(|last| u64::from(sequence) <= self.ceiling(last)))
     }
 
     async fn latest(&self, index: usize) -> Result<LedgerPoint, ChainError> {
@@ -250,7 +287,18 @@ impl Stellar {
     /// Our transfer for this offer with a fresh nonce, unsigned. Its life is the smaller of the offer's and the
     /// operator's, counted in ledgers from `at`.
     pub fn draft(&self, offer: &Offer, payer: &str, at: LedgerPoint) -> Result<Draft, ChainError> {
+        if offer.network != self.settings.network {
+            return Err(ChainError::Unsupported("the offer is for another network".into()));
+        }
+        let sponsored = offer.extra.as_deref().and_then(|extra| crate::json::member(extra, "areFeesSponsored"));
+        if sponsored.map(|value| value.get()) != Some("true") {
+            // Our transaction has no source of its own that could pay the fee.
+            return Err(ChainError::Unsupported("fees_not_sponsored: extra.areFeesSponsored is not true".into()));
+        }
         let life = offer.max_timeout_seconds.min(self.settings.max_authorization_seconds);
+        if life == 0 {
+            return Err(ChainError::Unsupported("the authorization would have no life".into()));
+        }
         let ledgers = u32::try_from(life.div_ceil(SECONDS_PER_LEDGER)).unwrap_or(u32::MAX);
         let transfer = Transfer {
             payer: payer.to_owned(),
@@ -312,12 +360,22 @@ impl Stellar {
             },
             (None, None) => return Err(ChainError::Unreachable("the balance has no result".into())),
         };
-        self.cache().balances.insert((payer.to_owned(), asset.clone()), (Instant::now(), balance));
+        let mut cache = self.cache();
+        // Assets are named by sellers, so their number is not ours to trust.
+        if cache.balances.len() >= MAX_BALANCES {
+            cache.balances.clear();
+        }
+        cache.balances.insert((payer.to_owned(), asset.clone()), (Instant::now(), balance));
         Ok(balance)
     }
 
-    /// Positive evidence needs one RPC: the first that knows the transaction decides.
+    /// `hash`: 64 hex digits. Positive evidence needs one RPC: the first that knows the transaction decides. `NotFound`
+    /// needs all of them, and names the ledgers that all of them keep.
     pub async fn transaction(&self, hash: &str) -> Result<TransactionStatus, ChainError> {
+        if hash.len() != 64 || !hash.bytes().all(|b| b.is_ascii_hexdigit()) {
+            return Err(ChainError::Unsupported("a transaction hash has 64 hex digits".into()));
+        }
+        let hash = hash.to_ascii_lowercase();
         let params = serde_json::json!({"hash": hash});
         let (answers, failed) = self
             .ask_all(|index| {
@@ -332,11 +390,13 @@ impl Stellar {
                 _ => {}
             }
         }
-        match answers.iter().min_by_key(|answer| answer.latest_ledger) {
-            Some(answer) => {
-                Ok(TransactionStatus::NotFound { oldest: answer.oldest_ledger, latest: answer.latest_ledger })
+        match answers.iter().map(|answer| answer.latest_ledger).min() {
+            Some(latest) if failed.is_empty() => {
+                // One RPC that does not say what it keeps leaves the range open.
+                let kept: Option<Vec<u32>> = answers.iter().map(|answer| answer.oldest_ledger).collect();
+                Ok(TransactionStatus::NotFound { oldest: kept.and_then(|all| all.into_iter().max()), latest })
             }
-            None => Err(failed.into_iter().next().unwrap_or_else(nobody)),
+            _ => Err(failed.into_iter().next().unwrap_or_else(nobody)),
         }
     }
 }

@@ -4,10 +4,10 @@
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD as BASE64;
 use stellar_xdr::{
-    ContractEventBody, ContractEventType, DiagnosticEvent, HostFunction, InvokeHostFunctionOp, LedgerKey, Memo,
-    MuxedAccount, Operation, OperationBody, Preconditions, ReadXdr, ScAddress, ScVal, SequenceNumber,
-    SorobanTransactionData, TimeBounds, TimePoint, Transaction, TransactionEnvelope, TransactionExt,
-    TransactionV1Envelope, Uint256, VecM,
+    ContractEventBody, ContractEventType, ContractId, DiagnosticEvent, Hash, HostFunction, InvokeContractArgs,
+    InvokeHostFunctionOp, LedgerKey, Memo, MuxedAccount, Operation, OperationBody, Preconditions, ReadXdr, ScAddress,
+    ScVal, SequenceNumber, SorobanTransactionData, TimeBounds, TimePoint, Transaction, TransactionEnvelope,
+    TransactionExt, TransactionV1Envelope, Uint256, VecM,
 };
 
 use super::entry::{self, SignedEntry};
@@ -72,17 +72,19 @@ impl Stellar {
         let data = simulation.transaction_data.ok_or_else(|| unusable("transactionData is missing"))?;
         let mut data = SorobanTransactionData::from_xdr_base64(&data, entry::XDR)
             .map_err(|_| unusable("transactionData cannot be read"))?;
-        let resource_fee: u32 = simulation
+        let resource_fee: u64 = simulation
             .min_resource_fee
             .and_then(|fee| fee.parse().ok())
             .ok_or_else(|| unusable("minResourceFee is no number"))?;
         footprint_is_ours(&data, signed)?;
-        let fee = resource_fee.saturating_add(INCLUSION_FEE);
-        if fee > FEE_CAP {
+        let fee = resource_fee.saturating_add(INCLUSION_FEE.into());
+        let (Ok(resource_fee), Ok(fee), true) =
+            (u32::try_from(resource_fee), u32::try_from(fee), fee <= FEE_CAP.into())
+        else {
             return Err(PrepareError::Failed(format!(
                 "fee_cap_exceeded: {fee} stroops, at most {FEE_CAP} are accepted"
             )));
-        }
+        };
         data.resource_fee = i64::from(resource_fee);
         Ok(base64(&envelope(operation(), fee, max_time, Some(data))))
     }
@@ -100,6 +102,9 @@ fn about_our_payment(simulation: &Simulation, signed: &SignedEntry) -> Result<()
     }
     for event in &simulation.events {
         let Ok(event) = DiagnosticEvent::from_xdr_base64(event, entry::XDR) else { continue };
+        if outermost_call(&event).is_some_and(|call| call != signed.draft.call) {
+            return Err(PrepareError::Lying("invocation"));
+        }
         if event.event.type_ != ContractEventType::Contract {
             continue;
         }
@@ -124,6 +129,31 @@ fn about_our_payment(simulation: &Simulation, signed: &SignedEntry) -> Result<()
         }
     }
     Ok(())
+}
+
+/// What the host records of the call that no contract made: topics `fn_call`, the callee's id, the function; the
+/// arguments as data, a single one bare. `None` for every other event.
+fn outermost_call(event: &DiagnosticEvent) -> Option<InvokeContractArgs> {
+    let event = &event.event;
+    if event.type_ != ContractEventType::Diagnostic || event.contract_id.is_some() {
+        return None;
+    }
+    let ContractEventBody::V0(body) = &event.body;
+    let [ScVal::Symbol(kind), ScVal::Bytes(callee), ScVal::Symbol(function)] = body.topics.as_slice() else {
+        return None;
+    };
+    if kind.0.as_slice() != b"fn_call" {
+        return None;
+    }
+    let args = match &body.data {
+        ScVal::Vec(Some(args)) => args.0.clone(),
+        one => vec![one.clone()].try_into().unwrap_or_default(),
+    };
+    Some(InvokeContractArgs {
+        contract_address: ScAddress::Contract(ContractId(Hash(callee.as_slice().try_into().ok()?))),
+        function_name: function.clone(),
+        args,
+    })
 }
 
 /// The footprint names our nonce and nobody else's.

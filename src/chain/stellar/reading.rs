@@ -3,10 +3,14 @@
 //! at least until `max(E, S + M - 1)`, with E the expiration ledger, S the ledger known at reservation and M the
 //! network's minimum temporary TTL.
 
+use std::time::Duration;
+
 use stellar_xdr::{
     ConfigSettingEntry, ConfigSettingId, FeeBumpTransactionInnerTx, LedgerEntryData, LedgerKey, LedgerKeyConfigSetting,
-    OperationBody, ReadXdr, ScVal, SorobanCredentials, TransactionEnvelope, WriteXdr,
+    OperationBody, ReadXdr, ScAddress, ScVal, SorobanCredentials, TransactionEnvelope, WriteXdr,
 };
+
+use tokio::time::Instant;
 
 use super::entry;
 use super::rpc::{Events, Health, LedgerEntries, Transaction};
@@ -15,6 +19,10 @@ use crate::chain::NonceReading;
 
 /// Pages of events that one look reads at most.
 const MAX_EVENT_PAGES: usize = 50;
+/// An RPC scans at most this many ledgers for one request, and an empty page does not say that it stopped short.
+const MAX_EVENT_LEDGERS: u32 = 10_000;
+/// The network can vote for another setting.
+const SETTING_LIFE: Duration = Duration::from_secs(3600);
 
 /// What is asked about: the payment's own facts, as the row keeps them.
 #[derive(Debug, Clone, Copy)]
@@ -42,21 +50,35 @@ impl Stellar {
         };
         let key = entry::nonce_key(&payer, question.nonce);
         let (looks, failed) = self.ask_all(|index| self.look(index, &key)).await;
-        let mut latest = Vec::new();
+        let (mut latest, mut impossible) = (Vec::new(), None);
         for look in &looks {
             match look {
-                Look::Present { ledger } => return NonceReading::Used { ledger: u64::from(*ledger) },
+                Look::Present { ledger } if (question.reserved_at..=question.expiration).contains(ledger) => {
+                    return NonceReading::Used { ledger: u64::from(*ledger) };
+                }
+                Look::Present { ledger } => {
+                    impossible =
+                        Some(format!("an RPC has the nonce used in ledger {ledger}, where it cannot have been"));
+                }
                 Look::Absent { at } => latest.push(*at),
             }
         }
-        if let Some(error) = failed.first() {
-            return NonceReading::Inconclusive(error.to_string());
+        if let Some(why) = impossible.or_else(|| failed.first().map(ToString::to_string)) {
+            return NonceReading::Inconclusive(why);
         }
         let (Some(first), Some(last)) = (latest.iter().min(), latest.iter().max()) else {
             return NonceReading::Inconclusive("no RPC answered".into());
         };
         if *first < question.expiration {
             return NonceReading::Open;
+        }
+        // The answer has no close time of its own: dead is dead by the chain's time, not by a number alone.
+        match self.has_come(*last).await {
+            Ok(true) => {}
+            Ok(false) => {
+                return NonceReading::Inconclusive(format!("an RPC is at ledger {last}, which cannot have come yet"));
+            }
+            Err(error) => return NonceReading::Inconclusive(error.to_string()),
         }
         let minimum = match self.min_temporary_ttl().await {
             Ok(minimum) => minimum,
@@ -91,7 +113,9 @@ impl Stellar {
 
     /// The network's own setting; never assumed.
     async fn min_temporary_ttl(&self) -> Result<u32, ChainError> {
-        if let Some(known) = self.cache().min_temporary_ttl {
+        if let Some((at, known)) = self.cache().min_temporary_ttl
+            && at.elapsed() <= SETTING_LIFE
+        {
             return Ok(known);
         }
         let key =
@@ -116,7 +140,7 @@ impl Stellar {
         let settings: Option<Vec<u32>> = answers.iter().map(read).collect();
         match settings.as_ref().and_then(|all| all.iter().min()) {
             Some(minimum) if failed.is_empty() => {
-                self.cache().min_temporary_ttl = Some(*minimum);
+                self.cache().min_temporary_ttl = Some((Instant::now(), *minimum));
                 Ok(*minimum)
             }
             _ => Err(failed
@@ -132,13 +156,16 @@ impl Stellar {
         let rpc = self.checked(index).await?;
         let health: Health = rpc.call("getHealth", &serde_json::json!({})).await?;
         let gone = || ChainError::Unreachable(format!("{} no longer keeps the payment's ledgers", rpc.name()));
-        if health.oldest_ledger > question.reserved_at {
+        if health.oldest_ledger > question.reserved_at
+            || question.expiration.saturating_sub(question.reserved_at) >= MAX_EVENT_LEDGERS
+        {
             return Err(gone());
         }
         let topic = |value: ScVal| encode(&value);
+        let payer = entry::address(question.payer, "payer")?;
         let topics = [
             topic(ScVal::Symbol(entry::symbol("transfer")))?,
-            topic(ScVal::Address(entry::address(question.payer, "payer")?))?,
+            topic(ScVal::Address(payer.clone()))?,
             topic(ScVal::Address(entry::address(question.pay_to, "payTo")?))?,
             "**".to_owned(),
         ];
@@ -157,7 +184,7 @@ impl Stellar {
                     rpc.call("getTransaction", &serde_json::json!({"hash": event.tx_hash})).await?;
                 let envelope = found.envelope_xdr.ok_or_else(gone)?;
                 let envelope = TransactionEnvelope::from_xdr_base64(&envelope, entry::XDR).map_err(|_| gone())?;
-                if found.status == "SUCCESS" && uses_nonce(&envelope, question.nonce) {
+                if found.status == "SUCCESS" && uses_nonce(&envelope, &payer, question.nonce) {
                     return Ok(Some(event.ledger));
                 }
             }
@@ -172,7 +199,7 @@ impl Stellar {
     }
 }
 
-fn uses_nonce(envelope: &TransactionEnvelope, nonce: i64) -> bool {
+fn uses_nonce(envelope: &TransactionEnvelope, payer: &ScAddress, nonce: i64) -> bool {
     let tx = match envelope {
         TransactionEnvelope::Tx(envelope) => &envelope.tx,
         TransactionEnvelope::TxFeeBump(bump) => {
@@ -183,7 +210,9 @@ fn uses_nonce(envelope: &TransactionEnvelope, nonce: i64) -> bool {
     };
     tx.operations.iter().any(|operation| match &operation.body {
         OperationBody::InvokeHostFunction(invoke) => invoke.auth.iter().any(|entry| match &entry.credentials {
-            SorobanCredentials::Address(c) | SorobanCredentials::AddressV2(c) => c.nonce == nonce,
+            SorobanCredentials::Address(c) | SorobanCredentials::AddressV2(c) => {
+                c.nonce == nonce && c.address == *payer
+            }
             _ => false,
         }),
         _ => false,
