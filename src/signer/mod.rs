@@ -3,6 +3,8 @@
 
 mod env_secret;
 mod external;
+#[cfg(all(test, feature = "roles"))]
+mod tests;
 
 use std::time::Duration;
 

@@ -1,0 +1,409 @@
+//! Signers over real HTTP: what a remote signer may do, and what it does not get away with (hazards SIG-05, SIG-06).
+#![allow(clippy::disallowed_methods, reason = "tests run on the machine's world")]
+
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
+
+use axum::Router;
+use axum::body::Bytes;
+use axum::http::{HeaderMap, StatusCode, header};
+use axum::response::{IntoResponse, Response};
+use axum::routing::{get, post};
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
+use ed25519_dalek::{Signer as _, SigningKey};
+use serde_json::json;
+use stellar_xdr::{ReadXdr, ScVal, SorobanAuthorizationEntry, SorobanAuthorizedFunction, SorobanCredentials, WriteXdr};
+use tokio_util::sync::CancellationToken;
+
+use super::*;
+use crate::catalog::SellerTransport;
+use crate::chain::stellar::{Credentials, LedgerPoint, Settings, Stellar};
+use crate::guard::Quote;
+use crate::http::{Destination, Limits, Tls};
+use crate::ledger::{Authorization, Lease};
+use crate::mcp::serve::serve;
+use crate::money::{Amount, PaymentId};
+use crate::ports::{Clock, machine};
+use crate::upstream::Endpoint;
+use crate::x402::Offer;
+
+const PASSPHRASE: &str = "Test SDF Network ; September 2015";
+const USDC: &str = "CBIELTK6YBZJU5UP2WWQEUCYKLPU6AUNZ2BQ4WWFEIE3USCIHMXQDAMA";
+const SELLER: &str = "GD6ROJBYLKQMOW3E7N4M2YBPUHMZD7PL65VRHRMO24BOVSBV5H3BQRSL";
+const NOW: u64 = 1_800_000_000_000;
+
+struct Hand(AtomicU64);
+impl Clock for Hand {
+    fn unix_ms(&self) -> u64 {
+        self.0.load(Ordering::SeqCst)
+    }
+}
+
+fn key() -> SigningKey {
+    SigningKey::from_bytes(&[7; 32])
+}
+
+fn address_of(key: &SigningKey) -> String {
+    stellar_strkey::ed25519::PublicKey(key.verifying_key().to_bytes()).to_string().as_str().to_owned()
+}
+
+fn seed_of(key: &SigningKey) -> Zeroizing<String> {
+    Zeroizing::new(format!("{}", stellar_strkey::ed25519::PrivateKey(key.to_bytes()).as_unredacted()))
+}
+
+fn world() -> (World, Arc<Hand>) {
+    let (world, _) = machine::world();
+    let hand = Arc::new(Hand(AtomicU64::new(NOW)));
+    (World { clock: hand.clone(), ..world }, hand)
+}
+
+fn client(world: &World) -> Client {
+    Client::new(world.clone(), Tls::Plain, Destination::Operator, Limits::default())
+}
+
+/// A reservation whose lease and window are open, and its draft.
+fn reserved(world: &World) -> (Reserved, Draft) {
+    let text = json!({
+        "scheme": "exact", "network": "stellar:testnet", "amount": "10000", "asset": USDC, "payTo": SELLER,
+        "maxTimeoutSeconds": 60, "extra": {"areFeesSponsored": true},
+    });
+    let offer = Offer::parse(&crate::json::raw(&text)).unwrap();
+    let settings = Settings {
+        network: offer.network.clone(),
+        passphrase: PASSPHRASE.into(),
+        rpc_urls: Vec::new(),
+        credentials: Credentials::Address,
+        max_authorization_seconds: 300,
+        min_ledger_ms: 4000,
+    };
+    let at = LedgerPoint { sequence: 1000, closed_at: NOW / 1000 };
+    let payer = address_of(&key());
+    let draft = Stellar::new(settings, client(world), world.clone()).draft(&offer, &payer, at).unwrap();
+    let quote = Quote {
+        agent: "local".parse().unwrap(),
+        session: None,
+        idempotency_key: None,
+        call_hash: [0; 32],
+        resource_ref: "v1.x".into(),
+        version_hash: String::new(),
+        endpoint: Endpoint {
+            url: "https://seller.example/mcp".parse().unwrap(),
+            transport: SellerTransport::StreamableHttp,
+        },
+        tool: "t".into(),
+        max_amount: offer.amount,
+        offer,
+        resource: crate::json::raw(&json!({})),
+        extensions: None,
+    };
+    let authorization = Authorization {
+        payer,
+        nonce: draft.nonce().to_string(),
+        dead_after: draft.expiration().into(),
+        at: at.sequence.into(),
+    };
+    let lease = Lease { token: [0; 16], expires_ms: NOW + 60_000, sign_before_ms: NOW + 10_000 };
+    (Reserved { quote, payment_id: PaymentId::from_bytes([0xab; 32]), authorization, lease }, draft)
+}
+
+type Answer = Arc<dyn Fn(&serde_json::Value) -> Response + Send + Sync>;
+
+/// A signer server that answers as it is told.
+struct Served {
+    base: Url,
+    asked: Arc<AtomicUsize>,
+    seen: Arc<Mutex<Vec<(HeaderMap, serde_json::Value)>>>,
+    stop: CancellationToken,
+}
+impl Drop for Served {
+    fn drop(&mut self) {
+        self.stop.cancel();
+    }
+}
+
+async fn serving(answer: impl Fn(&serde_json::Value) -> Response + Send + Sync + 'static) -> Served {
+    let asked = Arc::new(AtomicUsize::new(0));
+    let seen = Arc::new(Mutex::new(Vec::new()));
+    let answer: Answer = Arc::new(answer);
+    let (count, log) = (asked.clone(), seen.clone());
+    let app =
+        Router::new().route("/address", get(|| async { axum::Json(json!({"address": address_of(&key())})) })).route(
+            "/sign-auth-entry",
+            post(move |headers: HeaderMap, body: Bytes| {
+                count.fetch_add(1, Ordering::SeqCst);
+                let body: serde_json::Value = serde_json::from_slice(&body).unwrap();
+                let response = answer(&body);
+                log.lock().unwrap().push((headers, body));
+                async move { response }
+            }),
+        );
+    let (world, _) = machine::world();
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let base = format!("http://{}/", listener.local_addr().unwrap()).parse().unwrap();
+    let stop = CancellationToken::new();
+    let task = serve(machine::TcpListener(listener), world.clone(), app, stop.clone());
+    world.spawn.spawn(Box::pin(task));
+    Served { base, asked, seen, stop }
+}
+
+fn external(served: &Served, world: &World) -> Signer {
+    let token = Zeroizing::new("Bearer a-token".to_owned());
+    Signer::external(served.base.clone(), Some(token), client(world)).unwrap()
+}
+
+fn signed(bytes: &[u8]) -> Response {
+    axum::Json(json!({"signedAuthEntryXdr": STANDARD.encode(bytes)})).into_response()
+}
+
+fn honest(body: &serde_json::Value) -> Vec<u8> {
+    use sha2::Digest as _;
+    let preimage = STANDARD.decode(body["authEntryXdr"].as_str().unwrap()).unwrap();
+    key().sign(&sha2::Sha256::digest(preimage)).to_bytes().to_vec()
+}
+
+fn word(result: &Result<Signed, NotSigned>) -> &'static str {
+    match result {
+        Ok(_) => "signed",
+        Err(NotSigned::WindowMissed(_)) => "window",
+        Err(NotSigned::LeaseLost(_)) => "lease",
+        Err(NotSigned::Refused(..)) => "refused",
+        Err(NotSigned::Unavailable(..)) => "unavailable",
+        Err(NotSigned::Failed(..)) => "failed",
+    }
+}
+
+#[tokio::test]
+async fn a_remote_signature_is_asked_for_once_with_what_a_policy_needs() {
+    let served = serving(|body| signed(&honest(body))).await;
+    let (world, _) = world();
+    let signer = external(&served, &world);
+    assert_eq!(signer.address(&"stellar:testnet".parse().unwrap()).await.unwrap(), address_of(&key()));
+    let (reserved, draft) = reserved(&world);
+    let asked = draft.clone();
+    let result = signer.sign(reserved, draft, PASSPHRASE, &world).await;
+    assert_eq!(word(&result), "signed");
+    assert_eq!(result.ok().unwrap().entry.draft(), &asked);
+    let seen = served.seen.lock().unwrap();
+    let [(headers, body)] = seen.as_slice() else { panic!("one request, not {}", seen.len()) };
+    assert_eq!(headers[header::AUTHORIZATION], "Bearer a-token");
+    assert_eq!(body["network"], "stellar:testnet");
+    assert_eq!(body["networkPassphrase"], PASSPHRASE);
+    assert_eq!(body["authEntryXdr"], asked.preimage_base64());
+    assert_eq!(body["address"], address_of(&key()));
+    assert_eq!(body["payment"]["signBefore"], NOW + 10_000);
+    assert_eq!(body["payment"]["paymentIdentifier"], "abababababababab", "never the whole identifier");
+}
+
+#[tokio::test]
+async fn what_a_remote_signer_answers_wrongly_is_a_failure_and_is_asked_once() {
+    let thief = SigningKey::from_bytes(&[9; 32]);
+    let cases: Vec<(&str, &str, Answer)> = vec![
+        ("503", "failed", Arc::new(|_| StatusCode::SERVICE_UNAVAILABLE.into_response())),
+        ("500", "failed", Arc::new(|_| StatusCode::INTERNAL_SERVER_ERROR.into_response())),
+        ("a redirect", "failed", Arc::new(|_| (StatusCode::FOUND, [(header::LOCATION, "/address")]).into_response())),
+        ("not JSON", "failed", Arc::new(|_| "signed".into_response())),
+        ("no member", "failed", Arc::new(|_| axum::Json(json!({})).into_response())),
+        (
+            "a member twice",
+            "failed",
+            Arc::new(|b| {
+                let signature = STANDARD.encode(honest(b));
+                format!(r#"{{"signedAuthEntryXdr":"AAAA","signedAuthEntryXdr":"{signature}"}}"#).into_response()
+            }),
+        ),
+        ("too long an answer", "failed", Arc::new(|_| signed(&[0; 200_000]))),
+        ("63 bytes", "failed", Arc::new(|b| signed(&honest(b)[..63]))),
+        (
+            "a flipped bit",
+            "failed",
+            Arc::new(|b| {
+                let mut signature = honest(b);
+                signature[0] ^= 1;
+                signed(&signature)
+            }),
+        ),
+        ("another digest", "failed", Arc::new(|_| signed(&key().sign(&[1; 32]).to_bytes()))),
+        (
+            "another key",
+            "failed",
+            Arc::new(move |b| {
+                use sha2::Digest as _;
+                let preimage = STANDARD.decode(b["authEntryXdr"].as_str().unwrap()).unwrap();
+                signed(&thief.sign(&sha2::Sha256::digest(preimage)).to_bytes())
+            }),
+        ),
+        (
+            "403",
+            "refused",
+            Arc::new(|_| (StatusCode::FORBIDDEN, axum::Json(json!({"error": "asset_not_allowed"}))).into_response()),
+        ),
+        (
+            "422",
+            "refused",
+            Arc::new(|_| {
+                (StatusCode::UNPROCESSABLE_ENTITY, axum::Json(json!({"error": "cap", "reason": "daily"})))
+                    .into_response()
+            }),
+        ),
+    ];
+    for (what, expected, answer) in cases {
+        let served = serving(move |body| answer(body)).await;
+        let (world, _) = world();
+        let (reserved, draft) = reserved(&world);
+        let result = external(&served, &world).sign(reserved, draft, PASSPHRASE, &world).await;
+        assert_eq!(word(&result), expected, "{what}");
+        assert_eq!(served.asked.load(Ordering::SeqCst), 1, "{what}: asked once");
+    }
+}
+
+/// The whole entry of `draft` with the payer's signature, changed by `edit`.
+fn whole(draft: &Draft, signature: &[u8], edit: fn(&mut SorobanAuthorizationEntry)) -> Vec<u8> {
+    use stellar_xdr::{HashIdPreimage, Limits, ScBytes, ScMap, ScMapEntry, ScSymbol, ScVec, SorobanAddressCredentials};
+    let preimage = STANDARD.decode(draft.preimage_base64()).unwrap();
+    let HashIdPreimage::SorobanAuthorization(p) = HashIdPreimage::from_xdr(preimage, Limits::none()).unwrap() else {
+        panic!("the Address arm")
+    };
+    let field = |name: &str, bytes: &[u8]| ScMapEntry {
+        key: ScVal::Symbol(ScSymbol(name.try_into().unwrap())),
+        val: ScVal::Bytes(ScBytes(bytes.to_vec().try_into().unwrap())),
+    };
+    let members = vec![field("public_key", key().verifying_key().as_bytes()), field("signature", signature)];
+    let map = ScVal::Map(Some(ScMap(members.try_into().unwrap())));
+    let mut entry = SorobanAuthorizationEntry {
+        credentials: SorobanCredentials::Address(SorobanAddressCredentials {
+            address: address_of(&key()).parse().unwrap(),
+            nonce: p.nonce,
+            signature_expiration_ledger: p.signature_expiration_ledger,
+            signature: ScVal::Vec(Some(ScVec(vec![map].try_into().unwrap()))),
+        }),
+        root_invocation: p.invocation,
+    };
+    edit(&mut entry);
+    entry.to_xdr(Limits::none()).unwrap()
+}
+
+#[tokio::test]
+async fn a_whole_entry_is_taken_only_if_it_is_ours_but_for_the_signature() {
+    fn credentials(entry: &mut SorobanAuthorizationEntry) -> &mut stellar_xdr::SorobanAddressCredentials {
+        let SorobanCredentials::Address(credentials) = &mut entry.credentials else { panic!("the Address arm") };
+        credentials
+    }
+    type Edit = fn(&mut SorobanAuthorizationEntry);
+    let cases: [(&str, &str, Edit); 7] = [
+        ("ours", "signed", |_| {}),
+        ("expiration", "failed", |e| credentials(e).signature_expiration_ledger += 1000),
+        ("nonce", "failed", |e| credentials(e).nonce ^= 1),
+        ("address", "failed", |e| credentials(e).address = SELLER.parse().unwrap()),
+        ("no signature", "failed", |e| credentials(e).signature = ScVal::Void),
+        ("arm", "failed", |e| e.credentials = SorobanCredentials::AddressV2(credentials(e).clone())),
+        ("recipient", "failed", |e| {
+            let SorobanAuthorizedFunction::ContractFn(call) = &mut e.root_invocation.function else { panic!() };
+            let mut args = call.args.to_vec();
+            args[1] = ScVal::Address(USDC.parse().unwrap());
+            call.args = args.try_into().unwrap();
+        }),
+    ];
+    for (what, expected, edit) in cases {
+        let (world, _) = world();
+        let (reserved, draft) = reserved(&world);
+        let asked = draft.clone();
+        let served = serving(move |body| signed(&whole(&asked, &honest(body), edit))).await;
+        let result = external(&served, &world).sign(reserved, draft, PASSPHRASE, &world).await;
+        assert_eq!(word(&result), expected, "{what}");
+    }
+}
+
+#[tokio::test]
+async fn a_signer_that_hangs_ends_with_the_window_and_its_answer_is_dropped_when_late() {
+    // Accepts, reads, never answers.
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let base: Url = format!("http://{}/", listener.local_addr().unwrap()).parse().unwrap();
+    let hanging = tokio::spawn(async move {
+        let mut held = Vec::new();
+        while let Ok((stream, _)) = listener.accept().await {
+            held.push(stream);
+        }
+    });
+    let (world, hand) = world();
+    let (mut r, draft) = reserved(&world);
+    r.lease.sign_before_ms = NOW + 200;
+    let signer = Signer::external(base, None, client(&world)).unwrap();
+    assert_eq!(word(&signer.sign(r, draft, PASSPHRASE, &world).await), "failed");
+    hanging.abort();
+
+    let late = hand.clone();
+    let served = serving(move |body| {
+        late.0.store(NOW + 10_000, Ordering::SeqCst);
+        signed(&honest(body))
+    })
+    .await;
+    let (reserved, draft) = reserved(&world);
+    assert_eq!(word(&external(&served, &world).sign(reserved, draft, PASSPHRASE, &world).await), "failed");
+}
+
+#[tokio::test]
+async fn a_signer_that_cannot_be_reached_has_certainly_signed_nothing() {
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let base: Url = format!("http://{}/", listener.local_addr().unwrap()).parse().unwrap();
+    drop(listener);
+    let (world, _) = world();
+    let signer = Signer::external(base, None, client(&world)).unwrap();
+    let (reserved, draft) = reserved(&world);
+    assert_eq!(word(&signer.sign(reserved, draft, PASSPHRASE, &world).await), "unavailable");
+}
+
+#[tokio::test]
+async fn nothing_is_asked_outside_the_window_or_the_lease_or_for_another_payment() {
+    let served = serving(|body| signed(&honest(body))).await;
+    let (world, hand) = world();
+    let own = Signer::env_secret(seed_of(&key())).unwrap();
+    for signer in [&external(&served, &world), &own] {
+        for (now, expected) in [(NOW + 10_000, "window"), (NOW + 60_000, "lease"), (NOW + 90_000, "lease")] {
+            hand.0.store(NOW, Ordering::SeqCst);
+            let (r, draft) = reserved(&world);
+            hand.0.store(now, Ordering::SeqCst);
+            assert_eq!(word(&signer.sign(r, draft, PASSPHRASE, &world).await), expected, "{now}");
+        }
+        hand.0.store(NOW, Ordering::SeqCst);
+        let changes: [(&str, fn(&mut Reserved)); 6] = [
+            ("amount", |r| r.quote.offer.amount = Amount::from_u64(9_999)),
+            ("recipient", |r| r.quote.offer.pay_to = USDC.into()),
+            ("asset", |r| r.quote.offer.asset = SELLER.parse().unwrap()),
+            ("payer", |r| r.authorization.payer = SELLER.into()),
+            ("nonce", |r| r.authorization.nonce = "5".into()),
+            ("expiration", |r| r.authorization.dead_after += 1),
+        ];
+        for (what, change) in changes {
+            let (mut r, draft) = reserved(&world);
+            change(&mut r);
+            assert_eq!(word(&signer.sign(r, draft, PASSPHRASE, &world).await), "failed", "{what}");
+        }
+        let (r, draft) = reserved(&world);
+        let pubnet = "Public Global Stellar Network ; September 2015";
+        assert_eq!(word(&signer.sign(r, draft, pubnet, &world).await), "failed", "another network");
+    }
+    assert_eq!(served.asked.load(Ordering::SeqCst), 0);
+    let (r, draft) = reserved(&world);
+    assert_eq!(word(&own.sign(r, draft, PASSPHRASE, &world).await), "signed");
+}
+
+#[tokio::test]
+async fn an_address_that_is_none_is_refused_and_a_seed_that_is_none_too() {
+    for answer in [json!({"address": "GABC"}), json!({"address": USDC.to_lowercase()}), json!({}), json!([])] {
+        let app = Router::new().route("/address", get(move || async move { axum::Json(answer) }));
+        let (world, _) = machine::world();
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let base: Url = format!("http://{}/", listener.local_addr().unwrap()).parse().unwrap();
+        let stop = CancellationToken::new();
+        world.spawn.spawn(Box::pin(serve(machine::TcpListener(listener), world.clone(), app, stop.clone())));
+        let signer = Signer::external(base, None, client(&world)).unwrap();
+        assert!(signer.address(&"stellar:testnet".parse().unwrap()).await.is_err());
+        stop.cancel();
+    }
+    let secret = seed_of(&key());
+    for bad in ["", "S", &secret[1..], &secret.to_lowercase(), &address_of(&key())] {
+        let error = Signer::env_secret(Zeroizing::new(bad.to_owned())).err().unwrap().to_string();
+        assert!(bad.is_empty() || bad == "S" || !error.contains(bad), "the error shows the secret");
+    }
+}
