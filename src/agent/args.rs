@@ -118,7 +118,8 @@ mod tests {
     fn raw(text: &str) -> &RawValue {
         serde_json::from_str(text).unwrap()
     }
-    fn said(problem: Box<Problem>) -> (String, String) {
+    fn said(problem: impl AsRef<Problem>) -> (String, String) {
+        let problem = problem.as_ref();
         (problem.reason.clone(), problem.message.clone())
     }
 

@@ -9,7 +9,7 @@ use crate::ledger::{Ceiling, LedgerError};
 use crate::mcp::RpcError;
 use crate::money::{Amount, PaymentId, Unit};
 use crate::pay::object::{Object, array};
-use crate::pay::{PayError, Phase};
+use crate::pay::{Exceeded, PayError, Phase, Short};
 use crate::x402::{Offer, assets};
 
 /// The stable codes, and `INTERNAL` for faults of our own (a JSON-RPC error, never a tool result).
@@ -247,7 +247,8 @@ pub fn problem(error: &PayError) -> Problem {
             new(PaymentRequired, "quote", Phase::Guard, No, next)
                 .raw("offers", array(offers.iter().map(|offer| &**offer)))
         }
-        PayError::InsufficientFunds { unit, required, balance } => {
+        PayError::InsufficientFunds(short) => {
+            let Short { unit, required, balance } = &**short;
             let out = new(PaymentRejected, "insufficient_funds", Phase::Guard, No, ASK_OPERATOR)
                 .amount("required", *required, unit)
                 .with("trustline", &balance.is_some());
@@ -264,7 +265,8 @@ pub fn problem(error: &PayError) -> Problem {
                         own if it is meant twice.";
             new(SettlementUnknown, "duplicate_in_doubt", Phase::Reserve, Unknown, next).of(*id)
         }
-        PayError::Exceeded { ceiling, unit, required, limit, remaining, resets_at_ms } => {
+        PayError::Exceeded(exceeded) => {
+            let Exceeded { ceiling, unit, required, limit, remaining, resets_at_ms } = &**exceeded;
             let next = "Choose a cheaper offer, wait for the reset, or ask the operator for a higher limit.";
             new(BudgetExceeded, ceiling_word(*ceiling), Phase::Reserve, No, next)
                 .with("ceiling", ceiling_word(*ceiling))

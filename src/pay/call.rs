@@ -11,7 +11,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::Payer;
 use super::check::{self, Verdict};
-use super::error::{PayError, Phase};
+use super::error::{Exceeded, PayError, Phase, Short};
 use super::existing::ledger_error;
 use super::object::Object;
 use super::output::{self, CallOutcome, Ending, Extra, Receipt, SellerOutput};
@@ -229,7 +229,8 @@ impl Payer {
                 Balance::Of(amount) => Some(amount),
                 Balance::NoTrustline => None,
             };
-            return Err(PayError::InsufficientFunds { unit, required: quote.amount(), balance });
+            let short = Short { unit, required: quote.amount(), balance };
+            return Err(PayError::InsufficientFunds(Box::new(short)));
         }
         let draft = chain.draft(&quote.offer, &ahead.payer, ahead.at).map_err(chain_unusable)?;
         let authorization = Authorization {
@@ -294,7 +295,8 @@ impl Payer {
             Decision::Conflict(row) => PayError::Conflict { id: row.payment_id }.into(),
             Decision::DuplicateInDoubt(id) => PayError::DuplicateInDoubt { id }.into(),
             Decision::Exceeded { ceiling, limit, remaining, resets_at_ms } => {
-                PayError::Exceeded { ceiling, unit, required, limit, remaining, resets_at_ms }.into()
+                let exceeded = Exceeded { ceiling, unit, required, limit, remaining, resets_at_ms };
+                PayError::Exceeded(Box::new(exceeded)).into()
             }
             Decision::Suspended => PayError::Suspended.into(),
             // `ledger::reserve` makes a `Reserved` of it; nothing was signed, so the row ends by its lease.

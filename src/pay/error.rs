@@ -104,7 +104,7 @@ pub enum PayError {
     #[error("this is what the tool costs; nothing was paid")]
     Quote(Vec<Offer>),
     #[error("the payer's balance does not cover the payment")]
-    InsufficientFunds { unit: Unit, required: Amount, balance: Option<Amount> },
+    InsufficientFunds(Box<Short>),
     #[error("the signer does not tell the payer's address: {0}")]
     NoPayer(String),
     #[error("the chain cannot be asked before the payment: {0}")]
@@ -114,14 +114,7 @@ pub enum PayError {
     #[error("a payment with a key for the same call is still open")]
     DuplicateInDoubt { id: PaymentId },
     #[error("the amount is above what may be spent")]
-    Exceeded {
-        ceiling: Ceiling,
-        unit: Unit,
-        required: Amount,
-        limit: Amount,
-        remaining: Amount,
-        resets_at_ms: Option<u64>,
-    },
+    Exceeded(Box<Exceeded>),
     #[error("payments of this agent are suspended")]
     Suspended,
     /// Ours, never the seller's: a JSON-RPC internal error.
@@ -168,4 +161,24 @@ pub enum PayError {
     /// The task of the story ended without an answer (a bug, or the process is going down).
     #[error("the call was interrupted; whether it paid is not known yet")]
     Interrupted { id: PaymentId },
+}
+
+/// The payer has less than it costs; `balance: None` is a missing trustline.
+#[derive(Debug)]
+pub struct Short {
+    pub unit: Unit,
+    pub required: Amount,
+    pub balance: Option<Amount>,
+}
+
+/// The ceiling that bound.
+#[derive(Debug)]
+pub struct Exceeded {
+    pub ceiling: Ceiling,
+    pub unit: Unit,
+    pub required: Amount,
+    pub limit: Amount,
+    pub remaining: Amount,
+    /// Unix milliseconds, where a day window bound.
+    pub resets_at_ms: Option<u64>,
 }

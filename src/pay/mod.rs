@@ -7,7 +7,7 @@ mod existing;
 pub(crate) mod object;
 mod output;
 
-pub use error::{PayError, Phase};
+pub use error::{Exceeded, PayError, Phase, Short};
 pub use output::{CallOutcome, Ending};
 
 use std::collections::BTreeMap;
