@@ -47,7 +47,7 @@ pub enum StartError {
     Other(String),
 }
 
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Default)]
 pub struct Options {
     /// Kept where it is given; else a temporary one, removed at the end.
     pub dir: Option<PathBuf>,
@@ -56,12 +56,6 @@ pub struct Options {
     pub chain: chain::Options,
     /// Another facilitator than the sandbox's own, for the seller to settle with.
     pub facilitator_url: Option<Url>,
-}
-
-impl Default for Options {
-    fn default() -> Options {
-        Options { dir: None, port: 0, chain: chain::Options::default(), facilitator_url: None }
-    }
 }
 
 impl Options {

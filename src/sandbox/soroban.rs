@@ -73,9 +73,7 @@ pub struct Events {
 #[serde(rename_all = "camelCase")]
 pub struct Event {
     pub tx_hash: String,
-    pub ledger: u32,
-    /// `ScVal`s, base64 XDR.
-    pub topic: Vec<String>,
+    /// `ScVal`, base64 XDR.
     pub value: String,
 }
 

@@ -328,6 +328,10 @@ impl Seller {
         if !context.revision.stateless() {
             return Ok(say("This tool asks for input, which needs MCP 2026-07-28."));
         }
+        // Sent to a client that cannot ask anybody, the question would be a dead end.
+        if context.client_capabilities().is_none_or(|capabilities| member(capabilities, "elicitation").is_none()) {
+            return Err(RpcError::missing_capability(&strict::raw(&json!({"elicitation": {"form": {}}}))));
+        }
         let state = hex::encode(hmac::sign(&self.state_key, &call.hash));
         let Some(responses) = call.input_responses else {
             let size = json!({"type": "integer", "minimum": 1, "maximum": 20});

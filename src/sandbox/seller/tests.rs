@@ -79,7 +79,7 @@ async fn scene() -> Scene {
     let settings = mcp::Settings::new(world.clone(), KeyRing::ephemeral(&world), shutdown.clone());
     let router = mcp::router(settings, seller.clone(), Authenticator::Public);
     let url = format!("{}/mcp", listen(&world, router, &shutdown).await);
-    let client = McpClient::new(http.clone(), &url, None);
+    let client = McpClient::new(http.clone(), &url, None).capable_of(json!({"elicitation": {"form": {}}}));
     let modern = McpClient::new(http, &url, None).capable_of(json!({"extensions": {MCP_EXTENSION: {}}}));
     Scene { seller, script, client, modern, _shutdown: shutdown.drop_guard() }
 }
@@ -293,6 +293,8 @@ async fn output_is_withheld_unless_the_settlement_succeeded() {
 async fn a_tool_that_asks_for_input_asks_before_it_charges() {
     let scene = scene().await;
     let arguments = json!({"restaurant": "Maaemo"});
+    let mute = scene.modern.call_tool(ASKS, &arguments, &json!({}), &[]).await;
+    assert!(matches!(mute, Err(McpClientError::Rpc { code, .. }) if code == "-32021"), "a client that cannot ask");
     let asked = scene.call(ASKS, &arguments).await;
     let Answer::InputRequired { input_requests, request_state } = classify(&asked) else { panic!("{}", asked.get()) };
     assert!(input_requests.unwrap().get().contains("elicitation/create"));
