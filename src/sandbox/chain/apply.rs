@@ -11,7 +11,7 @@ use stellar_xdr::{
 };
 
 use super::admission::{self, Parts};
-use super::host::{self, Executed, Write};
+use super::host::{self, Executed, Invocation, Write};
 use super::ledger::{Chain, Included, Sent};
 use super::store::Stored;
 use super::xdr::{account_key, encode, sha256};
@@ -53,18 +53,16 @@ pub fn apply(
     change_account(chain, seq, &source, |account| account.seq_num.0 += 1);
 
     let mut diagnostics = Vec::new();
-    // Any contract's randomness follows from the transaction and its place, so a run can be repeated.
+    // A contract's randomness follows from the transaction and its place, so a run can be repeated.
     let seed = sha256([&hash[..], &seq.to_be_bytes(), &place.to_be_bytes()].concat());
-    let run = host::execute(
-        chain,
-        chain.info_of(seq, time),
-        &parts.invoke.host_function,
-        &parts.invoke.auth,
-        &parts.data.resources,
-        &parts.operation_source(),
+    let invocation = Invocation {
+        function: &parts.invoke.host_function,
+        auth: &parts.invoke.auth,
+        resources: &parts.data.resources,
+        source: &parts.operation_source(),
         seed,
-        &mut diagnostics,
-    );
+    };
+    let run = host::execute(chain, chain.info_of(seq, time), &invocation, &mut diagnostics);
     let mut ran = match run {
         Ok(done) => account_for(chain, &envelope, &parts, done)?,
         Err(error) => Ran::failed(InvokeHostFunctionResult::Trapped, error),

@@ -111,17 +111,24 @@ pub struct Write {
     pub only_life: bool,
 }
 
-/// Runs the function in the ledger that is being closed.
+/// One invocation, as its transaction declares it.
+pub struct Invocation<'a> {
+    pub function: &'a HostFunction,
+    pub auth: &'a [SorobanAuthorizationEntry],
+    pub resources: &'a SorobanResources,
+    pub source: &'a AccountId,
+    /// What contracts draw their randomness from.
+    pub seed: [u8; 32],
+}
+
+/// Runs it in the ledger that is being closed.
 pub fn execute(
     chain: &Chain,
     info: LedgerInfo,
-    function: &HostFunction,
-    auth: &[SorobanAuthorizationEntry],
-    resources: &SorobanResources,
-    source: &AccountId,
-    seed: [u8; 32],
+    invocation: &Invocation<'_>,
     diagnostics: &mut Vec<DiagnosticEvent>,
 ) -> Result<Executed, String> {
+    let Invocation { function, auth, resources, source, seed } = *invocation;
     let seq = info.sequence_number;
     let budget = Budget::try_from_configs(
         u64::from(resources.instructions),

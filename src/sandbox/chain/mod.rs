@@ -271,8 +271,9 @@ fn genesis(options: &Options, world: &World) -> Result<Shared, NetworkError> {
         .ok_or_else(|| NetworkError::Genesis(format!("{:?}", simulated.invoke_result.err())))?;
     let mut guard = lock(&chain);
     let info = guard.info(ledger::FIRST).ok_or_else(|| NetworkError::Genesis("no first ledger".into()))?;
-    let made = host::execute(&guard, info, &create, &[], &data.resources, &issuer, [0; 32], &mut Vec::new())
-        .map_err(NetworkError::Genesis)?;
+    let invocation =
+        host::Invocation { function: &create, auth: &[], resources: &data.resources, source: &issuer, seed: [0; 32] };
+    let made = host::execute(&guard, info, &invocation, &mut Vec::new()).map_err(NetworkError::Genesis)?;
     apply::commit(&mut guard, made.writes);
     guard.store.take_undo();
     drop(guard);
