@@ -7,10 +7,16 @@
 //! await of business code. `held = sum(reserved, in_doubt)`, `spent = sum(settled)`, `held + spent <= limit`, enforced
 //! in the transaction that reserves.
 
+mod clock;
+mod limits;
+mod sqlite;
+
 use futures_util::future::BoxFuture;
 
 use crate::guard::Quote;
-use crate::money::{AgentId, Amount, Asset, IdempotencyKey, Network, PaymentId, Unit};
+use crate::money::{AgentId, Amount, Asset, IdempotencyKey, Network, ParseError, PaymentId, Unit};
+
+pub use sqlite::{Options, SqliteLedger};
 
 pub type LedgerResult<'a, T> = BoxFuture<'a, Result<T, LedgerError>>;
 
@@ -33,6 +39,27 @@ pub enum State {
     InDoubt,
     Settled,
     Released,
+}
+
+impl State {
+    pub fn as_str(self) -> &'static str {
+        match self {
+            State::Reserved => "reserved",
+            State::InDoubt => "in_doubt",
+            State::Settled => "settled",
+            State::Released => "released",
+        }
+    }
+
+    /// `None` for any other word.
+    pub fn from_word(word: &str) -> Option<State> {
+        [State::Reserved, State::InDoubt, State::Settled, State::Released].into_iter().find(|s| s.as_str() == word)
+    }
+
+    /// Whether the row still holds money.
+    pub fn is_open(self) -> bool {
+        matches!(self, State::Reserved | State::InDoubt)
+    }
 }
 
 /// Why a row is where it is: the stable words of `docs/outcomes.md`. Stored as text.
@@ -58,6 +85,31 @@ pub enum Reason {
     OperatorEvidence,
 }
 
+impl Reason {
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Reason::SignWindowMissed => "sign_window_missed",
+            Reason::SignerRefused => "signer_refused",
+            Reason::SignerUnavailable => "signer_unavailable",
+            Reason::SignerFailed => "signer_failed",
+            Reason::ChainRpc => "chain_rpc",
+            Reason::SimulationFailed => "simulation_failed",
+            Reason::NoAnswer => "no_answer",
+            Reason::ChallengedAgain => "challenged_again",
+            Reason::InputRequired => "input_required",
+            Reason::NoReceipt => "no_receipt",
+            Reason::SellerSaysFailed => "seller_says_failed",
+            Reason::SettlementPending => "settlement_pending",
+            Reason::ReceiptMismatch => "receipt_mismatch",
+            Reason::Cancelled => "cancelled",
+            Reason::LeaseExpired => "lease_expired",
+            Reason::ExpiredUnspent => "expired_unspent",
+            Reason::NonceCancelled => "nonce_cancelled",
+            Reason::OperatorEvidence => "operator_evidence",
+        }
+    }
+}
+
 /// The authorization's identity and life on the chain, known before anything is signed.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Authorization {
@@ -70,7 +122,7 @@ pub struct Authorization {
     pub at: u64,
 }
 
-/// What a reservation writes; made from a [`Quote`] by [`Intent::new`] only.
+/// What a reservation writes; made from a [`Quote`].
 #[derive(Debug)]
 #[must_use]
 pub struct Intent {
@@ -161,10 +213,18 @@ pub struct Payment {
     /// A sealed signed payload is stored (recovery is possible).
     pub has_payload: bool,
     pub has_outcome: bool,
+    /// The stored outcome is the seller's request for input: another answer follows.
+    pub outcome_unfinished: bool,
     /// Of an open row: a lease is alive.
     pub leased: bool,
     pub created_ms: u64,
     pub updated_ms: u64,
+}
+
+impl Payment {
+    pub fn unit(&self) -> Unit {
+        Unit { network: self.network.clone(), asset: self.asset.clone() }
+    }
 }
 
 /// Which payment is meant. Another agent's payment is never found.
@@ -195,6 +255,16 @@ pub enum Evidence {
     Receipt,
     Chain,
     Operator,
+}
+
+impl Evidence {
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Evidence::Receipt => "receipt",
+            Evidence::Chain => "chain",
+            Evidence::Operator => "operator",
+        }
+    }
 }
 
 #[derive(Debug)]
@@ -251,6 +321,59 @@ pub struct Limit {
     pub source: String,
 }
 
+impl Subject {
+    /// As it is stored and written on the command line.
+    pub fn as_str(&self) -> &str {
+        match self {
+            Subject::Agent(agent) => agent.as_str(),
+            Subject::EachAgent => "*",
+            Subject::Total => "total",
+        }
+    }
+
+    pub fn from_word(word: &str) -> Result<Subject, ParseError> {
+        match word {
+            "*" => Ok(Subject::EachAgent),
+            "total" => Ok(Subject::Total),
+            agent => agent.parse().map(Subject::Agent),
+        }
+    }
+}
+
+/// Which payments the operator wants to see.
+#[derive(Debug, Clone, Default)]
+pub struct Filter {
+    pub state: Option<State>,
+    pub agent: Option<AgentId>,
+    pub limit: u32,
+}
+
+/// One line of a payment's history.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Event {
+    pub at_ms: u64,
+    pub event: String,
+    pub reason: Option<String>,
+    pub amount: Option<Amount>,
+    pub transaction: Option<String>,
+    pub evidence: Option<String>,
+}
+
+/// What an audit read, and every difference that it found.
+#[derive(Debug, Clone, Default)]
+pub struct Audit {
+    pub payments: u64,
+    pub windows: u64,
+    pub differences: Vec<Difference>,
+}
+
+/// `what` is a stable word: `window`, `settled_amount`, `transaction_twice`, `history`, `late_success`, `unreadable`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Difference {
+    pub what: &'static str,
+    pub detail: String,
+}
+
 /// The ledger: SQLite now, PostgreSQL next; one test table serves both.
 pub trait Ledger: Send + Sync + 'static {
     /// A reserved row whose lease has expired is moved to in_doubt in the same statement.
@@ -258,8 +381,11 @@ pub trait Ledger: Send + Sync + 'static {
     /// Use [`reserve`].
     fn decide<'a>(&'a self, intent: &'a Intent) -> LedgerResult<'a, Decision>;
     /// Stores the sealed signed payload with where it goes (endpoint, transport, tool, rounds), while the paid request is
-    /// under way. `false`: there is no sealing key, so nothing is stored.
+    /// under way. `false`: nothing is stored, because there is no sealing key, or the row is closed or not ours.
     fn store_payload<'a>(&'a self, id: PaymentId, lease: &'a Lease, payload: &'a [u8]) -> LedgerResult<'a, bool>;
+    /// The stored payload of an unfinished payment, opened.
+    fn payload(&self, id: PaymentId) -> LedgerResult<'_, Option<Vec<u8>>>;
+    /// The amount is at most the reserved one (else the row is left and the call is an error).
     fn settle<'a>(&'a self, request: SettleRequest<'a>) -> LedgerResult<'a, SettleOutcome>;
     /// reserved -> in_doubt by its owner. `false`: the row is no longer ours.
     fn in_doubt<'a>(&'a self, id: PaymentId, lease: &'a Lease, reason: Reason) -> LedgerResult<'a, bool>;
@@ -273,6 +399,25 @@ pub trait Ledger: Send + Sync + 'static {
     /// Makes the rows of `source` equal to `limits` (rows of other sources stay).
     fn replace_limits<'a>(&'a self, source: &'a str, limits: &'a [Limit]) -> LedgerResult<'a, ()>;
     fn limits(&self) -> LedgerResult<'_, Vec<Limit>>;
+    /// Sets the operator's row of this subject and unit; a suspension in it stays.
+    fn set_limit<'a>(&'a self, limit: &'a Limit) -> LedgerResult<'a, ()>;
+    /// From the return on no reservation is made for this subject (and unit, `None`: all of them).
+    fn suspend<'a>(&'a self, subject: &'a Subject, unit: Option<&'a Unit>) -> LedgerResult<'a, ()>;
+    /// Takes the operator's suspension back. `false`: there was none.
+    fn resume<'a>(&'a self, subject: &'a Subject, unit: Option<&'a Unit>) -> LedgerResult<'a, bool>;
+    /// Subjects that the operator stopped in all units.
+    fn stopped(&self) -> LedgerResult<'_, Vec<Subject>>;
+    /// How many reserved rows of this subject and unit may still be signed by their owners.
+    fn signable<'a>(&'a self, subject: &'a Subject, unit: Option<&'a Unit>) -> LedgerResult<'a, u64>;
+    /// The operator's view, newest first: every agent's payments.
+    fn list<'a>(&'a self, filter: &'a Filter) -> LedgerResult<'a, Vec<Payment>>;
+    /// By the whole identifier or at least 8 of its first digits; `None` when none or several begin so.
+    fn show<'a>(&'a self, id: &'a str) -> LedgerResult<'a, Option<(Payment, Vec<Event>)>>;
+    /// Everything again from the rows, in one snapshot.
+    fn audit(&self) -> LedgerResult<'_, Audit>;
+    /// A session was ended by its owner: remembered until it would have expired by itself.
+    fn end_session<'a>(&'a self, session: &'a str, expires_ms: u64) -> LedgerResult<'a, ()>;
+    fn session_ended<'a>(&'a self, session: &'a str) -> LedgerResult<'a, bool>;
     /// Whether the ledger can be read and written; the start and `check` ask.
     fn ping(&self) -> LedgerResult<'_, ()>;
 }
