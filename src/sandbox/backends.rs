@@ -54,8 +54,6 @@ pub struct Options {
     /// Of the agent server; 0 is any free one.
     pub port: u16,
     pub chain: chain::Options,
-    /// Another facilitator than the sandbox's own, for the seller to settle with.
-    pub facilitator_url: Option<Url>,
 }
 
 impl Options {
@@ -145,10 +143,7 @@ impl Backends {
         let facilitator = Facilitator::new(world.clone(), operator.clone(), &rpc_url, terms);
         facilitation.serve(world, facilitator.router().merge(catalog.router()), shutdown);
 
-        let settles_with = match &options.facilitator_url {
-            Some(url) => url.clone(),
-            None => Url::parse(&facilitator_url).map_err(|e| StartError::Other(e.to_string()))?,
-        };
+        let settles_with = Url::parse(&facilitator_url).map_err(|e| StartError::Other(e.to_string()))?;
         let seller_url = format!("{}/mcp", shop.url);
         let seller = Seller::new(
             world,

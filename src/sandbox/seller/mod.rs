@@ -45,7 +45,7 @@ pub struct Calls {
 
 pub struct Seller {
     options: Options,
-    facilitator: Facilitator,
+    facilitator: Mutex<Facilitator>,
     state_key: hmac::Key,
     prices: Mutex<BTreeMap<&'static str, u64>>,
     payments: Mutex<Payments>,
@@ -97,13 +97,18 @@ impl Seller {
         let secret: [u8; 32] = world.random();
         Arc::new(Seller {
             options,
-            facilitator,
+            facilitator: Mutex::new(facilitator),
             state_key: hmac::Key::new(hmac::HMAC_SHA256, &secret),
             prices: Mutex::new(TOOLS.iter().filter_map(|tool| Some((tool.name, tool.price?))).collect()),
             payments: Mutex::default(),
             unpaid: AtomicU64::new(0),
             paid: AtomicU64::new(0),
         })
+    }
+
+    /// From now on it verifies and settles with this facilitator.
+    pub fn settle_with(&self, facilitator: Facilitator) {
+        *self.facilitator.lock().unwrap_or_else(PoisonError::into_inner) = facilitator;
     }
 
     pub fn calls(&self) -> Calls {
@@ -291,13 +296,14 @@ impl Seller {
         if let Some(Output { result, receipt: Some(receipt), .. }) = &payment.output {
             return Ok(with_receipt(result, Some(receipt)));
         }
+        let facilitator = self.facilitator.lock().unwrap_or_else(PoisonError::into_inner).clone();
         let timeout = self.facilitator_timeout();
         if payment.output.is_none() {
             let party = match self.input(context, call)? {
                 Input::Ask(result) => return Ok(result),
                 Input::Answered(party) => party,
             };
-            match self.facilitator.verify(payload, &offer, timeout).await {
+            match facilitator.verify(payload, &offer, timeout).await {
                 Ok(Verdict::Valid) => {}
                 Ok(Verdict::Invalid(reason)) => return no(&reason, None),
                 Err(error) => return Err(unavailable(&error)),
@@ -306,8 +312,7 @@ impl Seller {
             payment.output =
                 Some(Output { result: call.tool.run(&call.argument, party), offer: offer.clone(), receipt: None });
         }
-        let (receipt, settlement) =
-            self.facilitator.settle(payload, &offer, timeout).await.map_err(|e| unavailable(&e))?;
+        let (receipt, settlement) = facilitator.settle(payload, &offer, timeout).await.map_err(|e| unavailable(&e))?;
         if !settlement.success || settlement.network != self.options.network {
             let reason = settlement.error_reason.unwrap_or_else(|| "unexpected_settle_error".into());
             return no(&format!("Payment settlement failed: {reason}"), Some(&receipt));
