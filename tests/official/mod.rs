@@ -5,9 +5,11 @@ use std::path::PathBuf;
 use std::process::{Output, Stdio};
 use std::time::Duration;
 
+use bytes::Bytes;
 use ed25519_dalek::Signer as _;
 use serde_json::{Value, json};
-use tokio::io::AsyncWriteExt as _;
+use tokio::io::{AsyncBufReadExt as _, AsyncWriteExt as _, BufReader};
+use tokio::process::Command;
 use tokio_util::sync::CancellationToken;
 use tollway::chain::NonceReading;
 use tollway::chain::stellar::{Credentials, NonceQuestion, Settings, Stellar};
@@ -92,6 +94,11 @@ impl Scene {
         (self.network.balance(&self.payer.id()).unwrap(), self.network.balance(&self.shop.id()).unwrap())
     }
 
+    fn http(&self) -> Client {
+        let pem = std::fs::read(self.ca.path()).unwrap();
+        Client::new(self.world.clone(), tls(Some(&pem)).unwrap(), Destination::Operator, Limits::default())
+    }
+
     fn stellar(&self, url: &str, credentials: Credentials) -> Stellar {
         let pem = std::fs::read(self.ca.path()).unwrap();
         let http = Client::new(self.world.clone(), tls(Some(&pem)).unwrap(), Destination::Operator, Limits::default());
@@ -106,10 +113,11 @@ impl Scene {
         Stellar::new(settings, http, self.world.clone())
     }
 
-    async fn node(&self, script: &str, args: &[&str], secret: (&str, &Account), input: &Value) -> Output {
+    fn command(&self, script: &str, args: &[&str], secret: (&str, &Account)) -> Command {
         let folder = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/interop");
         assert!(folder.join("node_modules").exists(), "run: npm ci --prefix tests/interop");
-        let mut child = tokio::process::Command::new("node")
+        let mut command = Command::new("node");
+        command
             .arg(script)
             .args(args)
             .current_dir(folder)
@@ -118,9 +126,12 @@ impl Scene {
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .stderr(Stdio::piped())
-            .kill_on_drop(true)
-            .spawn()
-            .unwrap();
+            .kill_on_drop(true);
+        command
+    }
+
+    async fn node(&self, script: &str, args: &[&str], secret: (&str, &Account), input: &Value) -> Output {
+        let mut child = self.command(script, args, secret).spawn().unwrap();
         child.stdin.take().unwrap().write_all(input.to_string().as_bytes()).await.unwrap();
         tokio::time::timeout(Duration::from_secs(60), child.wait_with_output()).await.unwrap().unwrap()
     }
@@ -202,4 +213,39 @@ async fn the_official_client_pays_over_https_and_the_official_sdk_reads_it() {
         "inclusionFee": "100",
     });
     assert_eq!(seen, expected);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_official_facilitator_serves_http_against_the_local_network() {
+    let scene = scene().await;
+    let mut child = scene
+        .command("facilitator.mjs", &["0", &scene.rpc], ("FACILITATOR_SECRET", &scene.facilitator))
+        .spawn()
+        .unwrap();
+    let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
+    let started = tokio::time::timeout(Duration::from_secs(60), lines.next_line()).await.unwrap().unwrap().unwrap();
+    let started: Value = serde_json::from_str(&started).unwrap();
+    assert_eq!(started["address"], json!(scene.facilitator.address()));
+
+    let payload =
+        scene.node("client.mjs", &[&scene.rpc_tls], ("PAYER_SECRET", &scene.payer), &scene.requirements()).await;
+    let both = json!({
+        "x402Version": 2,
+        "paymentPayload": parse(&payload),
+        "paymentRequirements": scene.requirements(),
+    });
+    let http = scene.http();
+    let post = |path: &str| {
+        http::Request::post(format!("{}{path}", started["url"].as_str().unwrap()))
+            .header("content-type", "application/json")
+            .body(Bytes::from(both.to_string()))
+            .unwrap()
+    };
+    let verified = http.send(post("/verify")).await.unwrap();
+    let verified: Value = serde_json::from_slice(verified.body()).unwrap();
+    assert_eq!(verified["isValid"], json!(true), "{verified}");
+    let settled = http.send(post("/settle")).await.unwrap();
+    let settled: Value = serde_json::from_slice(settled.body()).unwrap();
+    assert_eq!(settled["success"], json!(true), "{settled}");
+    assert_eq!(scene.balances(), (START - AMOUNT, AMOUNT));
 }
