@@ -8,4 +8,6 @@ mod schemas;
 pub(crate) mod time;
 mod tools;
 
+pub mod server;
+
 pub use tools::AgentTools;

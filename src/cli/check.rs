@@ -2,8 +2,14 @@
 
 use std::process::ExitCode;
 
+use serde::Serialize;
+
 use super::Failure;
-use crate::config::Config;
+use crate::agent::server::{self, Server};
+use crate::catalog::SearchQuery;
+use crate::config::{Config, Store, Transport};
+use crate::ledger::{Ledger as _, Subject};
+use crate::ports::machine;
 
 #[derive(Debug, clap::Args)]
 pub struct CheckArgs {
@@ -15,6 +21,146 @@ pub struct CheckArgs {
     json: bool,
 }
 
-pub async fn run(_args: &CheckArgs, _config: Config) -> Result<ExitCode, Failure> {
-    Ok(ExitCode::SUCCESS)
+/// `ok`, `warning` (works, but probably not as meant) or `failed`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+enum Verdict {
+    Ok,
+    Warning,
+    Failed,
+}
+
+#[derive(Debug, Serialize)]
+struct Finding {
+    what: String,
+    verdict: Verdict,
+    detail: String,
+}
+
+pub async fn run(args: &CheckArgs, config: Config) -> Result<ExitCode, Failure> {
+    let mut findings = read(&config);
+    if args.online {
+        online(&config, &mut findings).await;
+    }
+    let failed = findings.iter().any(|f| f.verdict == Verdict::Failed);
+    if args.json {
+        let document = serde_json::json!({"ok": !failed, "findings": findings});
+        println!("{document}");
+    } else {
+        for Finding { what, verdict, detail } in &findings {
+            let mark = match verdict {
+                Verdict::Ok => "ok     ",
+                Verdict::Warning => "warning",
+                Verdict::Failed => "FAILED ",
+            };
+            println!("{mark}  {what}: {detail}");
+        }
+    }
+    Ok(ExitCode::from(u8::from(failed)))
+}
+
+/// What the file says, in words. It was parsed, so nothing here fails.
+fn read(config: &Config) -> Vec<Finding> {
+    let mut findings = Vec::new();
+    let mut say = |what: &str, verdict, detail: String| {
+        findings.push(Finding { what: what.into(), verdict, detail });
+    };
+    let transport = match config.transport {
+        Transport::Stdio => format!("stdio, as agent {}", config.stdio_agent),
+        Transport::Remote => format!("HTTP on {}:{}", config.http.bind, config.http.port),
+    };
+    say("transport", Verdict::Ok, transport);
+    say("catalog", Verdict::Ok, config.catalog_url.to_string());
+    if !config.signer.can_pay() {
+        say("payments", Verdict::Ok, "off: signer.mode is none".into());
+        return findings;
+    }
+    let networks: Vec<&str> = config.payable.iter().map(|network| network.as_str()).collect();
+    if networks.is_empty() {
+        say("networks", Verdict::Warning, "none is enabled, so every paid call is refused".into());
+    } else {
+        say("networks", Verdict::Ok, networks.join(", "));
+    }
+    if let Store::Sqlite(path) = &config.store {
+        say("ledger", Verdict::Ok, format!("SQLite, {}", path.display()));
+    }
+    if config.limits.is_empty() {
+        let detail = "no limit in the file (budget.*): unless the ledger has one, every paid call is refused";
+        say("limits", Verdict::Warning, detail.into());
+    }
+    for limit in &config.limits {
+        let whom = match &limit.subject {
+            Subject::Agent(agent) => agent.to_string(),
+            Subject::EachAgent => "each agent".into(),
+            Subject::Total => "all agents together".into(),
+        };
+        let figure = |name: &str, amount: &Option<crate::money::Amount>| {
+            amount.map(|a| {
+                let shown = crate::x402::assets::display(a, &limit.unit).unwrap_or_else(|| a.to_string());
+                format!("{name} {shown}")
+            })
+        };
+        let figures: Vec<String> = [
+            figure("a call", &limit.per_call),
+            figure("a session", &limit.per_session),
+            figure("a day", &limit.per_day),
+            limit.unlimited.then(|| "unlimited".to_owned()),
+        ]
+        .into_iter()
+        .flatten()
+        .collect();
+        say(&format!("limit on {}", limit.unit.network), Verdict::Ok, format!("{whom}: {}", figures.join(", ")));
+    }
+    if config.security.allow_insecure_local {
+        let detail = "allow_insecure_local: sellers on loopback and plain HTTP are dialled; for development only";
+        say("network_security", Verdict::Warning, detail.into());
+    }
+    findings
+}
+
+async fn online(config: &Config, findings: &mut Vec<Finding>) {
+    let mut say = |what: String, result: Result<String, String>| {
+        let (verdict, detail) = match result {
+            Ok(detail) => (Verdict::Ok, detail),
+            Err(detail) => (Verdict::Failed, detail),
+        };
+        findings.push(Finding { what, verdict, detail });
+    };
+    let (world, _tasks) = machine::world();
+    let server = match Server::start(config, &world).await {
+        Ok(server) => server,
+        Err(error) => return say("start".into(), Err(error.to_string())),
+    };
+    let query = SearchQuery { limit: Some(1), ..SearchQuery::default() };
+    let page = server.catalog.search(&query).await;
+    say("catalog answers".into(), page.map(|_| "yes".into()).map_err(|e| e.to_string()));
+    let Some(paying) = &server.paying else { return };
+    let ledger = paying.ledger.ping().await.map(|()| "readable and writable".into());
+    say("ledger".into(), ledger.map_err(|e| e.to_string()));
+    for (network, chain) in &paying.chains {
+        let point = chain.ledger().await;
+        say(format!("{network} RPC"), point.map(|p| format!("ledger {}", p.sequence)).map_err(|e| e.to_string()));
+        let payer = match paying.signer.address(network).await {
+            Ok(payer) => payer,
+            Err(error) => {
+                say(format!("{network} signer"), Err(error.to_string()));
+                continue;
+            }
+        };
+        say(format!("{network} signer"), Ok(format!("pays from {payer}")));
+        for limit in config.limits.iter().filter(|limit| limit.unit.network == *network) {
+            let balance = chain.balance_fresh(&payer, &limit.unit.asset).await;
+            let told = match balance {
+                Ok(crate::chain::stellar::Balance::Of(amount)) => {
+                    Ok(crate::x402::assets::display(amount, &limit.unit).unwrap_or_else(|| amount.to_string()))
+                }
+                Ok(crate::chain::stellar::Balance::NoTrustline) => {
+                    Err("the payer has no trustline for the asset: it can neither receive nor pay it".into())
+                }
+                Err(error) => Err(error.to_string()),
+            };
+            say(format!("{network} balance"), told);
+        }
+    }
+    let _ = server::ledger_path(config);
 }

@@ -1,6 +1,7 @@
 //! The command line: one file per group of commands; `wiring` builds the parts from the configuration.
 
 pub mod check;
+pub mod serve;
 pub mod init;
 
 use std::path::PathBuf;
@@ -35,6 +36,13 @@ struct Cli {
 
 #[derive(Debug, Subcommand)]
 enum Command {
+    /// Serve MCP over HTTP: /mcp for agents, /healthz
+    Serve,
+    /// Serve MCP on standard input and output
+    Stdio,
+    /// A whole market on this machine: chain, facilitator, catalog, seller, signer, agent server
+    #[cfg(feature = "sandbox")]
+    Sandbox(crate::sandbox::command::SandboxArgs),
     /// Write a commented configuration for a profile
     Init(init::InitArgs),
     /// Validate the configuration; --online also asks catalog, chain, signer and ledger
@@ -70,7 +78,10 @@ pub fn main() -> ExitCode {
             return ExitCode::from(1);
         }
     };
-    match runtime.block_on(run(cli)) {
+    let ended = runtime.block_on(run(cli));
+    // A read of standard input cannot be cancelled: its thread is left behind.
+    runtime.shutdown_background();
+    match ended {
         Ok(code) => code,
         Err(Failure::Usage(sentence)) => {
             eprintln!("tollway: {sentence}");
@@ -88,6 +99,10 @@ async fn run(cli: Cli) -> Result<ExitCode, Failure> {
         Ok(config::load(cli.config.as_deref(), transport, &Machine)?)
     };
     match cli.command {
+        Command::Serve => serve::serve(load(Some(Transport::Remote))?).await,
+        Command::Stdio => serve::stdio(load(Some(Transport::Stdio))?).await,
+        #[cfg(feature = "sandbox")]
+        Command::Sandbox(args) => Ok(crate::sandbox::command::run(args).await),
         Command::Init(args) => init::run(&args),
         Command::Check(args) => check::run(&args, load(None)?).await,
     }

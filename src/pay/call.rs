@@ -243,7 +243,8 @@ impl Payer {
     }
 
     fn chain(&self, unit: &Unit) -> Result<&Stellar, PayError> {
-        self.parts.chains.get(&unit.network).ok_or_else(|| PayError::NetworkDisabled(unit.network.to_string()))
+        let chain = self.parts.chains.get(&unit.network);
+        chain.map(|chain| chain.as_ref()).ok_or_else(|| PayError::NetworkDisabled(unit.network.to_string()))
     }
 
     /// Reserve to record: one `?` per step.

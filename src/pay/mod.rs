@@ -69,8 +69,8 @@ pub struct Parts {
     pub catalog: Catalog,
     pub upstream: Upstream,
     pub ledger: Arc<dyn Ledger>,
-    pub chains: BTreeMap<Network, Stellar>,
-    pub signer: Signer,
+    pub chains: BTreeMap<Network, Arc<Stellar>>,
+    pub signer: Arc<Signer>,
     pub settings: Settings,
 }
 

@@ -1,0 +1,219 @@
+//! The agent server from its configuration: the parts are made once, then served over HTTP or stdio.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::routing::get;
+use tokio_util::sync::CancellationToken;
+use zeroize::Zeroizing;
+
+use super::AgentTools;
+use crate::catalog::Catalog;
+use crate::chain::stellar::{self, Stellar};
+use crate::config::{Config, KeyRingSource, SignerMode, Store, Transport};
+use crate::guard::Rules;
+use crate::http::{self, Client, Destination};
+use crate::ledger::{Ledger, SqliteLedger};
+use crate::mcp::{self, Authenticator, StaticKeys};
+use crate::pay::{Parts, Payer, Settings};
+use crate::ports::World;
+use crate::seal::KeyRing;
+use crate::signer::Signer;
+use crate::upstream::{self, Upstream};
+
+/// A start that failed: one sentence for the operator.
+#[derive(Debug, thiserror::Error)]
+pub enum StartError {
+    #[error("{0}")]
+    Config(String),
+    #[error("the ledger {path}: {problem}")]
+    Ledger { path: String, problem: String },
+    #[error("the key ring: {0}")]
+    KeyRing(String),
+}
+
+/// The running parts.
+pub struct Server {
+    pub tools: Arc<AgentTools>,
+    pub catalog: Catalog,
+    /// `None` without a signer: discovery needs no ledger.
+    pub paying: Option<Paying>,
+    ring: KeyRing,
+    world: World,
+}
+
+#[derive(Clone)]
+pub struct Paying {
+    pub payer: Payer,
+    pub ledger: Arc<SqliteLedger>,
+    pub signer: Arc<Signer>,
+    pub chains: BTreeMap<crate::money::Network, Arc<Stellar>>,
+    /// Some limit exists: without one every paid call is refused.
+    pub limited: bool,
+}
+
+impl Server {
+    pub async fn start(config: &Config, world: &World) -> Result<Server, StartError> {
+        let tls = http::tls(config.security.ca_pem.as_deref()).map_err(StartError::Config)?;
+        let limits =
+            http::Limits { timeout: config.security.timeout, max_response_bytes: config.security.max_response_bytes };
+        let operator = Client::new(world.clone(), tls.clone(), Destination::Operator, limits);
+        let catalog_limits = http::Limits { timeout: config.catalog_timeout, ..limits };
+        let catalog_client = Client::new(world.clone(), tls.clone(), Destination::Operator, catalog_limits);
+        let catalog = Catalog::new(catalog_client, config.catalog_url.as_str())
+            .map_err(|e| StartError::Config(format!("facilitator.base_url: {e}")))?;
+        let ring = ring(config, world)?;
+        let agent_driven = upstream::Settings {
+            timeout: config.security.timeout,
+            max_response_bytes: config.security.max_response_bytes,
+            max_redirects: config.security.max_redirects,
+            max_concurrent_connections: config.security.max_concurrent_connections,
+            allow_insecure_local: config.security.allow_insecure_local,
+            resolved_mcp_endpoints: config.security.resolved_mcp_endpoints.clone(),
+            ..upstream::Settings::default()
+        };
+        let client = agent_driven.client(world.clone(), tls);
+        let upstream = Upstream::new(agent_driven, world.clone(), client);
+        let paying = match &config.signer {
+            SignerMode::None => None,
+            mode => Some(paying(config, mode, world, operator, &catalog, &upstream, &ring).await?),
+        };
+        let local = match config.transport {
+            Transport::Stdio => Some(config.stdio_agent.clone()),
+            Transport::Remote => None,
+        };
+        let payer = paying.as_ref().map(|p| p.payer.clone());
+        let tools = Arc::new(AgentTools::new(catalog.clone(), payer, local).probing(upstream));
+        Ok(Server { tools, catalog, paying, ring, world: world.clone() })
+    }
+
+    /// `/mcp` and `/healthz`.
+    pub fn router(&self, config: &Config, shutdown: CancellationToken) -> Result<axum::Router, StartError> {
+        let authenticator = match &config.http.api_keys {
+            None => Authenticator::Public,
+            Some(keys) => Authenticator::StaticKeys(
+                StaticKeys::parse(keys.expose())
+                    .map_err(|e| StartError::Config(format!("{}: {e}", config.http.api_keys_env)))?,
+            ),
+        };
+        let payments = match &self.paying {
+            None => "disabled",
+            Some(paying) if !paying.limited => "degraded: no limit is configured, so every paid call is refused",
+            Some(_) => "ready",
+        };
+        let networks: Vec<&str> = config.payable.iter().map(|network| network.as_str()).collect();
+        let health = serde_json::json!({
+            "status": "ok", "discovery": "ready", "payments": payments, "networks": networks,
+        });
+        let health = axum::Router::new().route("/healthz", get(move || async move { axum::Json(health) }));
+        let settings = self.settings(config, shutdown);
+        Ok(mcp::router(settings, self.tools.clone(), authenticator).merge(health))
+    }
+
+    pub fn settings(&self, config: &Config, shutdown: CancellationToken) -> mcp::Settings {
+        let mut settings = mcp::Settings::new(self.world.clone(), self.ring.clone(), shutdown);
+        settings.allowed_hosts = config.http.allowed_hosts.clone();
+        settings.allowed_origins = config.http.allowed_origins.clone();
+        settings.max_body_bytes = config.http.max_body_bytes;
+        settings.max_concurrent_requests = config.http.max_concurrent_requests;
+        settings.drain = config.http.drain;
+        settings
+    }
+}
+
+async fn paying(
+    config: &Config,
+    mode: &SignerMode,
+    world: &World,
+    operator: Client,
+    catalog: &Catalog,
+    upstream: &Upstream,
+    ring: &KeyRing,
+) -> Result<Paying, StartError> {
+    let path = ledger_path(config)?;
+    let ledger = SqliteLedger::open(path, world.clone(), Some(ring.clone()))
+        .await
+        .map_err(|e| StartError::Ledger { path: path.display().to_string(), problem: e.to_string() })?;
+    let ledger = Arc::new(ledger);
+    ledger
+        .replace_limits("file", &config.limits)
+        .await
+        .map_err(|e| StartError::Ledger { path: path.display().to_string(), problem: e.to_string() })?;
+    let limited = !ledger.limits().await.is_ok_and(|limits| limits.is_empty());
+
+    let mut chains = BTreeMap::new();
+    let mut max_authorization = BTreeMap::new();
+    for network in config.payable.iter() {
+        let Some(n) = config.networks.get(network) else { continue };
+        let settings = stellar::Settings {
+            network: network.clone(),
+            passphrase: n.passphrase.clone(),
+            rpc_urls: n.rpc_urls.clone(),
+            credentials: n.credentials,
+            max_authorization_seconds: n.max_authorization_seconds,
+            min_ledger_ms: n.min_ledger_ms,
+        };
+        chains.insert(network.clone(), Arc::new(Stellar::new(settings, operator.clone(), world.clone())));
+        max_authorization.insert(network.clone(), Duration::from_secs(n.max_authorization_seconds));
+    }
+    let signer = Arc::new(signer(mode, operator)?);
+
+    let mut settings = Settings::new(Rules { payable: config.payable.iter().cloned().collect() });
+    settings.sign_within = config.sign_within;
+    settings.probe_timeout = config.security.timeout;
+    settings.rpc_timeout = config.security.timeout;
+    settings.paid_call_timeout = config.security.paid_call_timeout;
+    settings.max_authorization = max_authorization;
+    settings.account_ceiling = config.smart_account_ceiling;
+    let payer = Payer::new(Parts {
+        world: world.clone(),
+        catalog: catalog.clone(),
+        upstream: upstream.clone(),
+        ledger: ledger.clone(),
+        chains: chains.clone(),
+        signer: signer.clone(),
+        settings,
+    });
+    Ok(Paying { payer, ledger, signer, chains, limited })
+}
+
+fn signer(mode: &SignerMode, operator: Client) -> Result<Signer, StartError> {
+    match mode {
+        SignerMode::None => Err(StartError::Config("signer.mode is none".into())),
+        SignerMode::EnvSecret { seed } => Signer::env_secret(Zeroizing::new(seed.expose().to_owned()))
+            .map_err(|e| StartError::Config(format!("signer.secret_env: {e}"))),
+        SignerMode::External { base_url, auth_header } => {
+            let header = auth_header.as_ref().map(|h| Zeroizing::new(h.expose().to_owned()));
+            Signer::external(base_url.clone(), header, operator)
+                .map_err(|e| StartError::Config(format!("signer.base_url: {e}")))
+        }
+    }
+}
+
+pub fn ledger_path(config: &Config) -> Result<&Path, StartError> {
+    match &config.store {
+        Store::Sqlite(path) => Ok(path),
+        Store::Postgres => Err(StartError::Config("budget.store: postgres is not in this version".into())),
+    }
+}
+
+/// Configured keys; else, where money is kept, a file beside the ledger; else keys of this process alone.
+pub fn ring(config: &Config, world: &World) -> Result<KeyRing, StartError> {
+    match (&config.key_ring, &config.store) {
+        (KeyRingSource::Keys(keys), _) => KeyRing::parse(keys.expose()).map_err(|e| StartError::KeyRing(e.to_string())),
+        (KeyRingSource::BesideLedger, Store::Sqlite(path)) if config.signer.can_pay() => {
+            KeyRing::load_or_create(world, &path.with_file_name("keyring"))
+                .map_err(|e| StartError::KeyRing(e.to_string()))
+        }
+        _ => {
+            if config.transport == Transport::Remote {
+                tracing::warn!(
+                    "keys.ring_env is not set: sessions are signed with a key of this process, for one replica"
+                );
+            }
+            Ok(KeyRing::ephemeral(world))
+        }
+    }
+}
