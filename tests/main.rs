@@ -7,3 +7,5 @@ mod catalog;
 mod mcp;
 #[cfg(feature = "sandbox")]
 mod official;
+#[cfg(feature = "sandbox")]
+mod stellar;

@@ -2,7 +2,7 @@
 
 pub mod stellar;
 
-#[derive(Debug, thiserror::Error)]
+#[derive(Debug, Clone, thiserror::Error)]
 pub enum ChainError {
     #[error("no chain RPC could be asked: {0}")]
     Unreachable(String),

@@ -52,14 +52,14 @@ pub enum NotSigned {
 pub struct Signer(Mode);
 
 enum Mode {
-    EnvSecret(env_secret::EnvSecret),
+    EnvSecret(Box<env_secret::EnvSecret>),
     External(Box<external::External>),
 }
 
 impl Signer {
     /// `seed`: a Stellar secret seed (`S…`).
     pub fn env_secret(seed: Zeroizing<String>) -> Result<Signer, SignerError> {
-        Ok(Signer(Mode::EnvSecret(env_secret::EnvSecret::new(&seed)?)))
+        Ok(Signer(Mode::EnvSecret(Box::new(env_secret::EnvSecret::new(&seed)?))))
     }
 
     /// `auth_header`: the whole value of the Authorization header.

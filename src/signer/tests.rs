@@ -366,7 +366,8 @@ async fn nothing_is_asked_outside_the_window_or_the_lease_or_for_another_payment
             assert_eq!(word(&signer.sign(r, draft, PASSPHRASE, &world).await), expected, "{now}");
         }
         hand.0.store(NOW, Ordering::SeqCst);
-        let changes: [(&str, fn(&mut Reserved)); 6] = [
+        type Change = fn(&mut Reserved);
+        let changes: [(&str, Change); 6] = [
             ("amount", |r| r.quote.offer.amount = Amount::from_u64(9_999)),
             ("recipient", |r| r.quote.offer.pay_to = USDC.into()),
             ("asset", |r| r.quote.offer.asset = SELLER.parse().unwrap()),

@@ -105,8 +105,8 @@ pub struct Stellar {
     rpcs: Vec<Rpc>,
     world: World,
     cache: Mutex<Cache>,
-    /// Held while the ledger number is asked for: many payments at once ask once.
-    asking: tokio::sync::Mutex<()>,
+    /// Held while the ledger number is asked for: many payments at once ask once, and share a failure too.
+    asking: tokio::sync::Mutex<Option<(Instant, ChainError)>>,
 }
 
 #[derive(Default)]
@@ -149,11 +149,16 @@ impl Stellar {
     /// it how long a signature lives: an answer whose close time is far from the local clock, or which is further from
     /// the last one than elapsed time explains, is refused.
     pub async fn ledger(&self) -> Result<LedgerPoint, ChainError> {
-        let _asking = self.asking.lock().await;
-        let half = Duration::from_millis(self.settings.min_ledger_ms / 2);
+        let called = Instant::now();
+        let mut asking = self.asking.lock().await;
+        if let Some((failed, error)) = &*asking
+            && *failed >= called
+        {
+            return Err(error.clone());
+        }
         let last = self.cache().accepted;
         if let Some(last) = last
-            && last.at.elapsed() <= half
+            && self.age_ms(last) <= self.settings.min_ledger_ms / 2
         {
             return Ok(last.point);
         }
@@ -169,7 +174,9 @@ impl Stellar {
             }
         }
         let Some(point) = believed.into_iter().min_by_key(|point| point.sequence) else {
-            return Err(refusals.into_iter().next().unwrap_or_else(nobody));
+            let error = refusals.into_iter().next().unwrap_or_else(nobody);
+            *asking = Some((Instant::now(), error.clone()));
+            return Err(error);
         };
         self.cache().accepted = Some(Accepted { point, at: Instant::now(), unix_ms: self.world.unix_ms() });
         Ok(point)
@@ -202,12 +209,15 @@ impl Stellar {
         Ok(())
     }
 
+    /// A machine that slept has a wall clock ahead of its monotonic one; one whose clock was set back has the reverse.
+    fn age_ms(&self, last: Accepted) -> u64 {
+        let monotonic = u64::try_from(last.at.elapsed().as_millis()).unwrap_or(u64::MAX);
+        monotonic.max(self.world.unix_ms().saturating_sub(last.unix_ms))
+    }
+
     /// The highest ledger number that can be true now.
     fn ceiling(&self, last: Accepted) -> u64 {
-        // A machine that slept has a wall clock ahead of its monotonic one; one that was set back has the reverse.
-        let monotonic = u64::try_from(last.at.elapsed().as_millis()).unwrap_or(u64::MAX);
-        let elapsed = monotonic.max(self.world.unix_ms().saturating_sub(last.unix_ms));
-        u64::from(last.point.sequence) + elapsed / self.settings.min_ledger_ms.max(1) + LEDGER_SLACK
+        u64::from(last.point.sequence) + self.age_ms(last) / self.settings.min_ledger_ms.max(1) + LEDGER_SLACK
     }
 
     /// Whether a ledger number that came without a close time can have been reached.

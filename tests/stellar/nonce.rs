@@ -1,0 +1,176 @@
+//! "Was this authorization used?", answered by a real host's own entries: what releases money, and what must not.
+
+use serde_json::json;
+use tollway::chain::NonceReading;
+use tollway::chain::stellar::{Draft, NonceQuestion, Stellar, TransactionStatus};
+use tollway::sandbox::chain::Node;
+use url::Url;
+
+use super::{Local, local, local_with, signed_by};
+
+async fn read(stellar: &Stellar, draft: &Draft, reserved_at: u32) -> NonceReading {
+    let transfer = draft.transfer();
+    let question = NonceQuestion {
+        payer: &transfer.payer,
+        pay_to: &transfer.pay_to,
+        asset: &transfer.asset,
+        nonce: draft.nonce(),
+        expiration: draft.expiration(),
+        reserved_at,
+    };
+    stellar.nonce_reading(question).await
+}
+
+fn unsure(reading: NonceReading, word: &str) {
+    match reading {
+        NonceReading::Inconclusive(why) => assert!(why.contains(word), "{why}"),
+        other => panic!("{word}: {other:?}"),
+    }
+}
+
+/// Closes ledgers until `sequence` is the newest.
+fn close_to(local: &Local, sequence: u32) {
+    assert!(local.here().sequence <= sequence);
+    while local.here().sequence < sequence {
+        local.network.close_now();
+    }
+}
+
+async fn nowhere() -> Url {
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    format!("http://{}/", listener.local_addr().unwrap()).parse().unwrap()
+}
+
+#[tokio::test]
+async fn unused_is_open_until_the_expiration_ledger_has_closed_and_dead_from_then_on() {
+    let local = local();
+    let stellar = local.honest().await;
+    let start = local.here().sequence;
+    let draft = local.draft(&stellar);
+    // A nonce that was never used, in a transaction that failed, or in none: the same.
+    for (ledger, expected) in [
+        (start, NonceReading::Open),
+        (draft.expiration() - 1, NonceReading::Open),
+        (draft.expiration(), NonceReading::Dead),
+        (start + 19, NonceReading::Dead),
+        // The entry's minimum life of 20 ledgers is over: the complete history decides.
+        (start + 30, NonceReading::Dead),
+    ] {
+        close_to(&local, ledger);
+        assert_eq!(read(&stellar, &draft, start).await, expected, "ledger {ledger} of {start}");
+    }
+}
+
+#[tokio::test]
+async fn a_used_nonce_is_found_while_its_entry_lives_and_in_the_history_after_it() {
+    let local = local();
+    let stellar = local.honest().await;
+    let start = local.here().sequence;
+    // The same transfer twice: amounts prove nothing, the nonce does.
+    let (ours, other) = (local.draft(&stellar), local.draft(&stellar));
+    let transaction = stellar.prepare(&signed_by(&local.payer, ours.clone())).await.unwrap();
+    let settled = local.settle(&transaction).await;
+    assert_eq!(settled["success"], true, "{settled}");
+    let hash = settled["transaction"].as_str().unwrap();
+    let TransactionStatus::Success { ledger } = stellar.transaction(hash).await.unwrap() else { panic!("success") };
+    let used = NonceReading::Used { ledger: ledger.into() };
+    assert_eq!(read(&stellar, &ours, start).await, used);
+    close_to(&local, ledger + 45);
+    assert_eq!(read(&stellar, &ours, start).await, used, "from the history");
+    assert_eq!(read(&stellar, &other, start).await, NonceReading::Dead, "another payment of the same amount");
+    let unknown = stellar.transaction(&"0".repeat(64)).await.unwrap();
+    assert!(matches!(unknown, TransactionStatus::NotFound { latest, .. } if latest == local.here().sequence));
+    for bad in ["", "xyz", &"0".repeat(63), &"g".repeat(64)] {
+        assert!(stellar.transaction(bad).await.is_err(), "{bad:?}");
+    }
+}
+
+#[tokio::test]
+async fn beyond_retention_nothing_is_concluded() {
+    let local = local_with(|options| options.retention = 5);
+    let stellar = local.honest().await;
+    let start = local.here().sequence;
+    let draft = local.draft(&stellar);
+    close_to(&local, start + 19);
+    assert_eq!(read(&stellar, &draft, start).await, NonceReading::Dead, "by the entry alone");
+    close_to(&local, start + 30);
+    unsure(read(&stellar, &draft, start).await, "no longer keeps");
+}
+
+#[tokio::test]
+async fn absence_needs_every_node_and_presence_one() {
+    let local = local();
+    let honest = local.node(Node::default()).await;
+    let lagging = Node::default();
+    let behind = local.node(lagging.clone()).await;
+    let start = local.here().sequence;
+    let both = local.stellar(vec![behind, honest.clone()]);
+    let draft = local.draft(&both);
+    close_to(&local, draft.expiration() + 2);
+    lagging.set_lag(5);
+    assert_eq!(read(&both, &draft, start).await, NonceReading::Open, "one has not seen the end yet");
+    lagging.set_lag(0);
+    assert_eq!(read(&both, &draft, start).await, NonceReading::Dead);
+    let one_down = local.stellar(vec![honest.clone(), nowhere().await]);
+    assert!(matches!(read(&one_down, &draft, start).await, NonceReading::Inconclusive(_)));
+
+    // Two nodes that hide the entry do not outvote the one that shows it.
+    let start = local.here().sequence;
+    let draft = local.draft(&both);
+    let transaction = both.prepare(&signed_by(&local.payer, draft.clone())).await.unwrap();
+    assert_eq!(local.settle(&transaction).await["success"], true);
+    let hide = |method: &str, answer: &mut serde_json::Value| {
+        if method == "getLedgerEntries" {
+            answer["result"]["entries"] = json!([]);
+        }
+    };
+    let hiding = [local.liar(hide).await, local.liar(hide).await];
+    let three = local.stellar(vec![hiding[0].clone(), hiding[1].clone(), honest]);
+    assert!(matches!(read(&three, &draft, start).await, NonceReading::Used { .. }));
+}
+
+#[tokio::test]
+async fn a_node_that_is_ahead_of_time_hides_the_settings_or_invents_a_use_proves_nothing() {
+    let local = local();
+    let start = local.here().sequence;
+    let ahead = local
+        .liar(|method, answer| {
+            if method == "getLedgerEntries" {
+                let latest = answer["result"]["latestLedger"].as_u64().unwrap();
+                answer["result"]["latestLedger"] = json!(latest + 60);
+            }
+        })
+        .await;
+    let mut settings = local.settings(vec![ahead]);
+    settings.min_ledger_ms = 60_000;
+    let stellar = local.with(settings);
+    let draft = local.draft(&stellar);
+    unsure(read(&stellar, &draft, start).await, "cannot have come yet");
+
+    let hidden = local
+        .liar(|method, answer| {
+            let entries = &mut answer["result"]["entries"];
+            let found = |e: &serde_json::Value| e.as_array().is_some_and(|all| !all.is_empty());
+            if method == "getLedgerEntries" && found(entries) {
+                *entries = json!([]);
+            }
+        })
+        .await;
+    close_to(&local, draft.expiration() + 1);
+    unsure(read(&local.stellar(vec![hidden]), &draft, start).await, "minimum temporary TTL");
+
+    let honest = local.honest().await;
+    let start = local.here().sequence;
+    let draft = local.draft(&honest);
+    let transaction = honest.prepare(&signed_by(&local.payer, draft.clone())).await.unwrap();
+    assert_eq!(local.settle(&transaction).await["success"], true);
+    let late = draft.expiration() + 1;
+    let inventing = local
+        .liar(move |method, answer| {
+            if method == "getLedgerEntries" {
+                answer["result"]["entries"][0]["lastModifiedLedgerSeq"] = json!(late);
+            }
+        })
+        .await;
+    unsure(read(&local.stellar(vec![inventing]), &draft, start).await, "cannot have been");
+}
