@@ -9,3 +9,7 @@ mod mcp;
 mod official;
 #[cfg(feature = "sandbox")]
 mod stellar;
+#[cfg(feature = "sandbox")]
+mod outcomes;
+#[cfg(feature = "sandbox")]
+mod pay;

@@ -22,13 +22,3 @@ pub fn next(row: &Payment) -> (&'static str, &'static str) {
         }
     }
 }
-
-/// As it stands in results.
-pub fn state_word(state: State) -> &'static str {
-    match state {
-        State::Reserved => "reserved",
-        State::InDoubt => "in_doubt",
-        State::Settled => "settled",
-        State::Released => "released",
-    }
-}

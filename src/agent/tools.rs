@@ -8,7 +8,7 @@ use serde_json::value::RawValue;
 
 use super::args::Args;
 use super::errors::{self, Problem, amount_json, offer_json};
-use super::next::{next, state_word};
+use super::next::next;
 use super::time::rfc3339;
 use super::{result, schemas};
 use crate::catalog::{Catalog, Kind, Listing, ResourceRef, SearchQuery, Skip, Status, warnings};
@@ -300,7 +300,7 @@ fn payment_json(row: &Payment, receipt: Option<&RawValue>) -> Box<RawValue> {
         .with("asset", unit.asset.as_str())
         .with("payTo", &row.pay_to)
         .raw("amount", &amount_json(row.reserved, &unit))
-        .with("state", state_word(row.state))
+        .with("state", row.state.as_str())
         .with("reason", &row.reason)
         .raw("receipt", receipt.unwrap_or(RawValue::NULL))
         .raw("next", &Object::new().with("action", action).with("text", text).build())

@@ -10,7 +10,6 @@ use super::Payer;
 use super::error::{PayError, Phase};
 use super::output::{CallOutcome, Ending, Extra, Receipt, SellerOutput};
 use crate::guard::Call;
-use crate::json;
 use crate::ledger::{By, LedgerError, Payment, State};
 use crate::money::{AgentId, PaymentId};
 
@@ -95,8 +94,7 @@ impl Payer {
             let stored = stored.and_then(|bytes| RawValue::from_string(String::from_utf8(bytes).ok()?).ok());
             if let Some(output) = stored {
                 // The stored answer asks for input and this call brings it: only the same bytes sent again can go on.
-                let unfinished = json::member(&output, "inputRequired").is_some();
-                if !(continues && unfinished) {
+                if !(continues && row.outcome_unfinished) {
                     return Ok(CallOutcome { ending: Ending::Replayed, output, payment: Some(id), keyless });
                 }
             }

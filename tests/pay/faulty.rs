@@ -1,0 +1,219 @@
+//! The real ledger, with faults between it and the story: an answer that is lost, a row that somebody else closes, a
+//! moment to act in.
+
+use std::path::Path;
+use std::sync::{Arc, Mutex};
+
+use tollway::ledger::{
+    Audit, BudgetLine, By, Decision, Event, Evidence, Filter, Intent, Lease, Ledger, LedgerError, LedgerResult, Limit,
+    Payment, Reason, SettleOutcome, SettleRequest, Subject,
+};
+use tollway::money::{AgentId, Amount, PaymentId, Unit};
+use tollway::ports::World;
+
+/// What goes wrong; each happens once.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Fault {
+    LookupUnavailable,
+    ReserveUnavailable,
+    ReserveBusy,
+    SettleUnavailable,
+    /// Another process closes the row before the story's own last word.
+    ReleasedBeforeSettle,
+    SettledBeforeSettle,
+    SettledBeforeDoubt,
+    /// There is no sealing key.
+    PayloadNotStored,
+    /// The lease that the story is given has run out already.
+    LeaseGone,
+}
+
+type Hook = Box<dyn FnOnce() + Send>;
+
+pub struct Faulty {
+    pub real: Arc<dyn Ledger>,
+    faults: Mutex<Vec<Fault>>,
+    after_reserve: Mutex<Option<Hook>>,
+    lease: Mutex<Option<Lease>>,
+    /// Methods that the story waited for, in their order.
+    calls: Mutex<Vec<&'static str>>,
+}
+
+impl Faulty {
+    pub async fn open(world: &World, dir: &Path) -> Faulty {
+        Faulty {
+            real: super::open_ledger(world, dir).await,
+            faults: Mutex::default(),
+            after_reserve: Mutex::default(),
+            lease: Mutex::default(),
+            calls: Mutex::default(),
+        }
+    }
+
+    pub fn fail(&self, fault: Fault) {
+        self.faults.lock().unwrap().push(fault);
+    }
+
+    /// Runs between the reservation and the signature.
+    pub fn after_reserve(&self, hook: impl FnOnce() + Send + 'static) {
+        *self.after_reserve.lock().unwrap() = Some(Box::new(hook));
+    }
+
+    pub fn calls(&self) -> Vec<&'static str> {
+        std::mem::take(&mut *self.calls.lock().unwrap())
+    }
+
+    fn happens(&self, fault: Fault) -> bool {
+        let mut faults = self.faults.lock().unwrap();
+        let at = faults.iter().position(|f| *f == fault);
+        at.map(|at| faults.remove(at)).is_some()
+    }
+
+    fn count(&self, method: &'static str) {
+        self.calls.lock().unwrap().push(method);
+    }
+
+    async fn settled_by_another(&self, id: PaymentId) {
+        let request = SettleRequest {
+            payment_id: id,
+            amount: Amount::from_u64(super::bench::PRICE),
+            transaction: Some(super::bench::TRANSACTION),
+            evidence: Evidence::Chain,
+            outcome: None,
+            unfinished: false,
+        };
+        assert!(matches!(self.real.settle(request).await, Ok(SettleOutcome::Settled)));
+    }
+}
+
+fn lost<T>() -> Result<T, LedgerError> {
+    Err(LedgerError::Unavailable("the line was cut by the test".into()))
+}
+
+impl Ledger for Faulty {
+    fn lookup<'a>(&'a self, agent: &'a AgentId, by: By<'a>) -> LedgerResult<'a, Option<Payment>> {
+        self.count("lookup");
+        if self.happens(Fault::LookupUnavailable) {
+            return Box::pin(async { lost() });
+        }
+        self.real.lookup(agent, by)
+    }
+
+    fn decide<'a>(&'a self, intent: &'a Intent) -> LedgerResult<'a, Decision> {
+        self.count("reserve");
+        if self.happens(Fault::ReserveUnavailable) {
+            return Box::pin(async { lost() });
+        }
+        if self.happens(Fault::ReserveBusy) {
+            return Box::pin(async { Err(LedgerError::Busy) });
+        }
+        Box::pin(async move {
+            let mut decision = self.real.decide(intent).await?;
+            if let Decision::Fresh(lease) = &mut decision
+                && self.happens(Fault::LeaseGone)
+            {
+                lease.expires_ms = 1;
+            }
+            if let Decision::Fresh(lease) = &decision {
+                *self.lease.lock().unwrap() = Some(lease.clone());
+                let hook = self.after_reserve.lock().unwrap().take();
+                if let Some(hook) = hook {
+                    hook();
+                }
+            }
+            Ok(decision)
+        })
+    }
+
+    fn store_payload<'a>(&'a self, id: PaymentId, lease: &'a Lease, payload: &'a [u8]) -> LedgerResult<'a, bool> {
+        if self.happens(Fault::PayloadNotStored) {
+            return Box::pin(async { Ok(false) });
+        }
+        self.real.store_payload(id, lease, payload)
+    }
+
+    fn payload(&self, id: PaymentId) -> LedgerResult<'_, Option<Vec<u8>>> {
+        self.real.payload(id)
+    }
+
+    fn settle<'a>(&'a self, request: SettleRequest<'a>) -> LedgerResult<'a, SettleOutcome> {
+        self.count("settle");
+        if self.happens(Fault::SettleUnavailable) {
+            return Box::pin(async { lost() });
+        }
+        Box::pin(async move {
+            if self.happens(Fault::ReleasedBeforeSettle) {
+                let lease = self.lease.lock().unwrap().clone().unwrap();
+                assert!(self.real.release(request.payment_id, &lease, Reason::ExpiredUnspent).await?);
+            }
+            if self.happens(Fault::SettledBeforeSettle) {
+                self.settled_by_another(request.payment_id).await;
+            }
+            self.real.settle(request).await
+        })
+    }
+
+    fn in_doubt<'a>(&'a self, id: PaymentId, lease: &'a Lease, reason: Reason) -> LedgerResult<'a, bool> {
+        self.count("in_doubt");
+        Box::pin(async move {
+            if self.happens(Fault::SettledBeforeDoubt) {
+                self.settled_by_another(id).await;
+            }
+            self.real.in_doubt(id, lease, reason).await
+        })
+    }
+
+    fn release<'a>(&'a self, id: PaymentId, lease: &'a Lease, reason: Reason) -> LedgerResult<'a, bool> {
+        self.count("release");
+        self.real.release(id, lease, reason)
+    }
+
+    fn answered(&self, id: PaymentId) -> LedgerResult<'_, ()> {
+        self.real.answered(id)
+    }
+    fn outcome(&self, id: PaymentId) -> LedgerResult<'_, Option<Vec<u8>>> {
+        self.real.outcome(id)
+    }
+    fn budget<'a>(&'a self, agent: &'a AgentId, session: Option<&'a str>) -> LedgerResult<'a, Vec<BudgetLine>> {
+        self.real.budget(agent, session)
+    }
+    fn replace_limits<'a>(&'a self, source: &'a str, limits: &'a [Limit]) -> LedgerResult<'a, ()> {
+        self.real.replace_limits(source, limits)
+    }
+    fn limits(&self) -> LedgerResult<'_, Vec<Limit>> {
+        self.real.limits()
+    }
+    fn set_limit<'a>(&'a self, limit: &'a Limit) -> LedgerResult<'a, ()> {
+        self.real.set_limit(limit)
+    }
+    fn suspend<'a>(&'a self, subject: &'a Subject, unit: Option<&'a Unit>) -> LedgerResult<'a, ()> {
+        self.real.suspend(subject, unit)
+    }
+    fn resume<'a>(&'a self, subject: &'a Subject, unit: Option<&'a Unit>) -> LedgerResult<'a, bool> {
+        self.real.resume(subject, unit)
+    }
+    fn stopped(&self) -> LedgerResult<'_, Vec<Subject>> {
+        self.real.stopped()
+    }
+    fn signable<'a>(&'a self, subject: &'a Subject, unit: Option<&'a Unit>) -> LedgerResult<'a, u64> {
+        self.real.signable(subject, unit)
+    }
+    fn list<'a>(&'a self, filter: &'a Filter) -> LedgerResult<'a, Vec<Payment>> {
+        self.real.list(filter)
+    }
+    fn show<'a>(&'a self, id: &'a str) -> LedgerResult<'a, Option<(Payment, Vec<Event>)>> {
+        self.real.show(id)
+    }
+    fn audit(&self) -> LedgerResult<'_, Audit> {
+        self.real.audit()
+    }
+    fn end_session<'a>(&'a self, session: &'a str, expires_ms: u64) -> LedgerResult<'a, ()> {
+        self.real.end_session(session, expires_ms)
+    }
+    fn session_ended<'a>(&'a self, session: &'a str) -> LedgerResult<'a, bool> {
+        self.real.session_ended(session)
+    }
+    fn ping(&self) -> LedgerResult<'_, ()> {
+        self.real.ping()
+    }
+}
