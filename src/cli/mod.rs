@@ -3,6 +3,7 @@
 pub mod check;
 pub mod serve;
 pub mod init;
+pub mod ledger;
 
 use std::path::PathBuf;
 use std::process::ExitCode;
