@@ -8,6 +8,8 @@ mod mcp;
 #[cfg(feature = "sandbox")]
 mod official;
 #[cfg(feature = "sandbox")]
+mod sandbox;
+#[cfg(feature = "sandbox")]
 mod stellar;
 #[cfg(feature = "sandbox")]
 mod outcomes;

@@ -41,6 +41,9 @@ enum Command {
     Serve,
     /// Serve MCP on standard input and output
     Stdio,
+    /// A whole market on this machine: chain, facilitator, catalog, seller, signer, agent server
+    #[cfg(feature = "sandbox")]
+    Sandbox(crate::sandbox::command::SandboxArgs),
     /// Write a commented configuration for a profile
     Init(init::InitArgs),
     /// Validate the configuration; --online also asks catalog, chain, signer and ledger
@@ -99,6 +102,8 @@ async fn run(cli: Cli) -> Result<ExitCode, Failure> {
     match cli.command {
         Command::Serve => serve::serve(load(Some(Transport::Remote))?).await,
         Command::Stdio => serve::stdio(load(Some(Transport::Stdio))?).await,
+        #[cfg(feature = "sandbox")]
+        Command::Sandbox(args) => Ok(crate::sandbox::command::run(args).await),
         Command::Init(args) => init::run(&args),
         Command::Check(args) => check::run(&args, load(None)?).await,
     }

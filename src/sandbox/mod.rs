@@ -3,10 +3,13 @@
 pub mod backends;
 pub mod catalog;
 pub mod chain;
+pub mod command;
+pub mod demo;
 pub mod facilitator;
 pub mod mcp_client;
 pub mod seller;
 pub mod signer;
 mod rpc;
 mod soroban;
+pub mod start;
 pub mod tls;

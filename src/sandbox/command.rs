@@ -1,0 +1,145 @@
+//! `tollway sandbox`: the sandbox until it is stopped, or its demo.
+
+use std::io::Write as _;
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::time::Duration;
+
+use serde_json::json;
+use tokio::signal::unix::{SignalKind, signal};
+
+use super::backends::{self, Options};
+use super::chain::{self, NETWORK, USDC};
+use super::demo;
+use super::start::{Running, start};
+use crate::ports::World;
+use crate::ports::machine;
+
+#[derive(Debug, clap::Args)]
+pub struct SandboxArgs {
+    /// Act as an agent: search, pay, go over the budget; one JSON document on standard output
+    #[arg(long)]
+    pub demo: bool,
+    /// Keep the state here; without it, it is temporary
+    #[arg(long, value_name = "DIR")]
+    pub dir: Option<PathBuf>,
+    /// Milliseconds between two ledgers
+    #[arg(long, value_name = "MS", default_value_t = 1_000, value_parser = clap::value_parser!(u64).range(50..=60_000))]
+    pub ledger_ms: u64,
+    /// Port of the agent server; 0 takes any free one
+    #[arg(long, default_value_t = 0)]
+    pub port: u16,
+    /// Print addresses, keys and balances as one JSON document
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// The command's exit code; what went wrong stands on standard error.
+pub async fn run(args: SandboxArgs) -> ExitCode {
+    let (world, tasks) = machine::world();
+    let options = Options {
+        dir: args.dir.clone(),
+        port: args.port,
+        chain: chain::Options {
+            ledger_interval: Some(Duration::from_millis(args.ledger_ms)),
+            ..chain::Options::default()
+        },
+    };
+    let sandbox = match start(options, &world).await {
+        Ok(sandbox) => sandbox,
+        Err(error) => return failed(&error.to_string()),
+    };
+    let code = if args.demo { run_demo(&sandbox, &world).await } else { serve(&sandbox, args.json).await };
+    sandbox.stop();
+    tasks.close();
+    // What still runs then is cut off: nothing of the sandbox outlives it.
+    let _ = tokio::time::timeout(Duration::from_secs(5), tasks.wait()).await;
+    code
+}
+
+fn failed(problem: &str) -> ExitCode {
+    eprintln!("tollway sandbox: {problem}");
+    ExitCode::FAILURE
+}
+
+async fn run_demo(sandbox: &Running, world: &World) -> ExitCode {
+    let client = match backends::client(world) {
+        Ok(client) => client,
+        Err(error) => return failed(&error.to_string()),
+    };
+    let report = match demo::run(sandbox, client, &|line| eprintln!("{line}")).await {
+        Ok(report) => report,
+        Err(error) => return failed(&error.to_string()),
+    };
+    if writeln!(std::io::stdout(), "{}", report.document.get()).is_err() {
+        return failed("standard output is closed");
+    }
+    if report.problems.is_empty() {
+        eprintln!("all is as it should be");
+        return ExitCode::SUCCESS;
+    }
+    for problem in &report.problems {
+        eprintln!("WRONG: {problem}");
+    }
+    ExitCode::FAILURE
+}
+
+async fn serve(sandbox: &Running, as_json: bool) -> ExitCode {
+    let (Ok(mut interrupt), Ok(mut terminate)) = (signal(SignalKind::interrupt()), signal(SignalKind::terminate()))
+    else {
+        return failed("signals cannot be caught");
+    };
+    let program = std::env::current_exe().map_or_else(|_| "tollway".into(), |path| path.display().to_string());
+    let clients = sandbox.client_configuration(&program);
+    let balance = |account| {
+        let balance = sandbox.backends.network.balance(account);
+        balance.map_or_else(|| "no trustline".to_owned(), |atomic| atomic.to_string())
+    };
+    let (payer, seller) = (balance(&sandbox.backends.payer), balance(&sandbox.backends.pay_to));
+    let text = if as_json {
+        json!({
+            "network": NETWORK,
+            "asset": USDC,
+            "urls": {
+                "agent": sandbox.agent_url,
+                "rpc": sandbox.backends.rpc_url,
+                "facilitator": sandbox.backends.facilitator_url,
+                "seller": sandbox.backends.seller_url,
+                "signer": sandbox.backends.signer_url,
+            },
+            "accounts": {
+                "payer": {"address": sandbox.backends.payer.to_string(), "balance": payer},
+                "seller": {"address": sandbox.backends.pay_to.to_string(), "balance": seller},
+            },
+            "state": sandbox.dir(),
+            "clients": clients,
+        })
+        .to_string()
+    } else {
+        format!(
+            "Agent server      {}\nChain RPC         {}   ({NETWORK}, a ledger of its own)\nFacilitator       {}   \
+             (its catalog too)\nDemo seller       {}\nSigner            {}\nState             {}\n\nPayer   {} has {} \
+             atomic units of {}\nSeller  {} has {}\n\nPaste into an MCP client, over HTTP:\n\n{:#}\n\nor over \
+             stdio:\n\n{:#}\n\nStop with Ctrl-C.",
+            sandbox.agent_url,
+            sandbox.backends.rpc_url,
+            sandbox.backends.facilitator_url,
+            sandbox.backends.seller_url,
+            sandbox.backends.signer_url,
+            sandbox.dir().display(),
+            sandbox.backends.payer,
+            payer,
+            USDC,
+            sandbox.backends.pay_to,
+            seller,
+            clients["http"],
+            clients["stdio"],
+        )
+    };
+    if writeln!(std::io::stdout(), "{text}").is_err() {
+        return failed("standard output is closed");
+    }
+    futures_util::future::select(Box::pin(interrupt.recv()), Box::pin(terminate.recv())).await;
+    eprintln!("stopping");
+    ExitCode::SUCCESS
+}

@@ -1,0 +1,208 @@
+//! The whole sandbox: the agent server on top of what it needs. It is made from a configuration file like any other;
+//! only the addresses in it are the sandbox's.
+
+use std::collections::BTreeMap;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use serde_json::json;
+use tokio_util::sync::CancellationToken;
+use zeroize::Zeroizing;
+
+use super::backends::{Backends, Door, Options, StartError};
+use super::chain::{NETWORK, USDC};
+use crate::agent;
+use crate::config::{self, Source, Transport};
+use crate::ports::World;
+
+/// Whose budget the printed key uses.
+pub const AGENT: &str = "demo";
+
+const API_KEYS_ENV: &str = "TOLLWAY_SANDBOX_API_KEYS";
+const SIGNER_AUTH_ENV: &str = "TOLLWAY_SANDBOX_SIGNER_AUTH";
+/// 1 USDC a call, 5 USDC a day.
+const PER_CALL_MAX: &str = "10000000";
+const DAY_MAX: &str = "50000000";
+
+/// The running sandbox. Dropping it stops it and removes a temporary state directory.
+pub struct Running {
+    pub agent_url: String,
+    pub backends: Backends,
+    agent_key: Zeroizing<String>,
+    state: State,
+    shutdown: CancellationToken,
+}
+
+/// Where the ledger and the configuration files are.
+struct State {
+    dir: PathBuf,
+    temporary: bool,
+}
+
+impl Drop for State {
+    fn drop(&mut self) {
+        if self.temporary {
+            let _ = std::fs::remove_dir_all(&self.dir);
+        }
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        self.shutdown.cancel();
+    }
+}
+
+pub async fn start(options: Options, world: &World) -> Result<Running, StartError> {
+    let state = state(options.dir.clone(), world)?;
+    let shutdown = CancellationToken::new();
+    // Whatever fails below takes the parts that already run with it.
+    let guard = shutdown.clone().drop_guard();
+    let front = Door::open(options.port).await?;
+    let backends = Backends::start(&options, world, &shutdown).await?;
+
+    let agent_key = agent_key(&state, world)?;
+    let addresses = Addresses {
+        facilitator: &backends.facilitator_url,
+        signer: &backends.signer_url,
+        rpc: &backends.rpc_url,
+        max_authorization_seconds: if options.slow() { 300 } else { 3_600 },
+        ledger: options.ledger_interval(),
+    };
+    let environment = Environment(BTreeMap::from([
+        (API_KEYS_ENV, Zeroizing::new(format!("{AGENT}:{}", agent_key.as_str()))),
+        (SIGNER_AUTH_ENV, backends.signer_auth.clone()),
+    ]));
+    let text = addresses.yaml(&front.url, &state.dir.join("ledger.sqlite"), None);
+    write(&state.dir.join("tollway.yaml"), &text)?;
+    // Another process, so another ledger file and another budget.
+    let stdio = addresses.yaml(&front.url, &state.dir.join("stdio/ledger.sqlite"), Some("local"));
+    write(&state.dir.join("stdio.yaml"), &stdio)?;
+    let config = config::parse(&text, Some(Transport::Remote), &environment)?;
+    let server = agent::server::Server::start(&config, world).await.map_err(|e| StartError::Other(e.to_string()))?;
+    let router = server.router(&config, shutdown.clone()).map_err(|e| StartError::Other(e.to_string()))?;
+    let agent_url = format!("{}/mcp", front.url);
+    front.serve(world, router, &shutdown);
+    Ok(Running { agent_url, backends, agent_key, state, shutdown: guard.disarm() })
+}
+
+impl Running {
+    /// The bearer key of the agent server.
+    pub fn agent_key(&self) -> &str {
+        &self.agent_key
+    }
+
+    pub fn dir(&self) -> &Path {
+        &self.state.dir
+    }
+
+    /// The parts finish what they are in and close; the caller waits for their tasks.
+    pub fn stop(&self) {
+        self.shutdown.cancel();
+    }
+
+    /// What a user pastes into an MCP client: over HTTP, and over stdio with `program`.
+    pub fn client_configuration(&self, program: &str) -> serde_json::Value {
+        json!({
+            "http": {"mcpServers": {"tollway": {
+                "type": "http",
+                "url": self.agent_url,
+                "headers": {"Authorization": format!("Bearer {}", self.agent_key.as_str())},
+            }}},
+            "stdio": {"mcpServers": {"tollway": {
+                "command": program,
+                "args": ["--config", self.dir().join("stdio.yaml"), "stdio"],
+                "env": {SIGNER_AUTH_ENV: self.backends.signer_auth.as_str()},
+            }}},
+        })
+    }
+}
+
+/// What the agent server must know of the others.
+struct Addresses<'a> {
+    facilitator: &'a str,
+    signer: &'a str,
+    rpc: &'a str,
+    max_authorization_seconds: u64,
+    ledger: Duration,
+}
+
+impl Addresses<'_> {
+    /// JSON is YAML, and quotes what needs quotes.
+    fn yaml(&self, front: &str, ledger: &Path, stdio: Option<&str>) -> String {
+        let port = front.rsplit(':').next().and_then(|port| port.parse::<u16>().ok()).unwrap_or(0);
+        let mut file = json!({
+            "facilitator": {"base_url": self.facilitator},
+            "http": {"port": port, "api_keys_env": API_KEYS_ENV},
+            "signer": {"mode": "external", "base_url": self.signer, "auth_header_env": SIGNER_AUTH_ENV},
+            "networks": {NETWORK: {
+                "enabled": true,
+                "rpc_urls": [self.rpc],
+                "max_authorization_seconds": self.max_authorization_seconds,
+                "min_ledger_seconds": self.ledger.as_secs_f64(),
+            }},
+            "budget": {
+                "store": "sqlite",
+                "path": ledger,
+                "limits": [{
+                    "network": NETWORK,
+                    "asset": USDC,
+                    "per_call_max_atomic": PER_CALL_MAX,
+                    "day_max_atomic": DAY_MAX,
+                }],
+            },
+            "network_security": {"allow_insecure_local": true, "paid_call_timeout_ms": 30_000},
+        });
+        if let Some(agent) = stdio {
+            file["stdio"] = json!({"agent": agent});
+        }
+        format!("# Written by tollway sandbox at every start.\n{file:#}\n")
+    }
+}
+
+/// The sandbox's own environment: a variable of the user's must not point the demo elsewhere.
+struct Environment(BTreeMap<&'static str, Zeroizing<String>>);
+impl Source for Environment {
+    fn env(&self, name: &str) -> Option<String> {
+        self.0.get(name).map(|value| value.to_string())
+    }
+    fn read(&self, path: &Path) -> io::Result<Zeroizing<Vec<u8>>> {
+        std::fs::read(path).map(Zeroizing::new)
+    }
+}
+
+fn state(dir: Option<PathBuf>, world: &World) -> Result<State, StartError> {
+    use std::os::unix::fs::DirBuilderExt;
+    let temporary = dir.is_none();
+    let dir = dir
+        .unwrap_or_else(|| std::env::temp_dir().join(format!("tollway-sandbox-{}", hex::encode(world.random::<8>()))));
+    let made = std::fs::DirBuilder::new().recursive(true).mode(0o700).create(&dir);
+    let dir = made.and_then(|()| dir.canonicalize()).map_err(|error| StartError::State(dir, error))?;
+    Ok(State { dir, temporary })
+}
+
+/// The key in the state directory, so that a pasted client configuration stays good; made where there is none.
+fn agent_key(state: &State, world: &World) -> Result<Zeroizing<String>, StartError> {
+    let path = state.dir.join("agent.key");
+    match std::fs::read_to_string(&path) {
+        Ok(key) if key.trim().len() >= 32 => return Ok(Zeroizing::new(key.trim().to_owned())),
+        Ok(_) => {}
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+        Err(error) => return Err(StartError::State(path, error)),
+    }
+    let key = Zeroizing::new(hex::encode(world.random::<32>()));
+    write(&path, &key)?;
+    Ok(key)
+}
+
+fn write(path: &Path, text: &str) -> Result<(), StartError> {
+    use std::io::Write as _;
+    use std::os::unix::fs::OpenOptionsExt;
+    let mut options = std::fs::OpenOptions::new();
+    let file = options.write(true).create(true).truncate(true).mode(0o600).open(path);
+    file.and_then(|mut file| file.write_all(text.as_bytes())).map_err(|error| StartError::State(path.into(), error))
+}
+
+#[cfg(test)]
+mod tests;

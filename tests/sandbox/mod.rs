@@ -1,0 +1,99 @@
+//! The whole sandbox from outside: the command that a newcomer runs, and the same purchase with the official
+//! facilitator (`tests/interop`, Node 20) behind the seller.
+
+use std::path::PathBuf;
+use std::process::Stdio;
+use std::time::Duration;
+
+use serde_json::Value;
+use tokio::io::{AsyncBufReadExt as _, BufReader};
+use tollway::facilitator::Facilitator;
+use tollway::json;
+use tollway::ports::machine::world;
+use tollway::sandbox::backends::{Options, client};
+use tollway::sandbox::demo;
+use tollway::sandbox::start::start;
+
+#[tokio::test]
+async fn the_demo_command_exits_with_0_and_prints_one_document_and_leaves_nothing() {
+    let temporary = tempfile::tempdir().unwrap();
+    for _ in 0..2 {
+        let demo = tokio::process::Command::new(env!("CARGO_BIN_EXE_tollway"))
+            .args(["sandbox", "--demo"])
+            .env("TMPDIR", temporary.path())
+            .env("FACILITATOR_URL", "http://elsewhere.example")
+            .kill_on_drop(true)
+            .output();
+        let output = tokio::time::timeout(Duration::from_secs(60), demo).await.unwrap().unwrap();
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success(), "{said}");
+        let document: Value = serde_json::from_slice(&output.stdout).unwrap();
+        assert_eq!(document["call"]["receipt"]["status"], "settled", "{said}");
+        assert_eq!(document["call"], document["replay"]);
+        assert_eq!(document["overBudget"]["code"], "BUDGET_EXCEEDED");
+        assert_eq!(document["stale"]["code"], "RESOURCE_STALE");
+        assert_eq!(document["chain"]["payerAfter"], "999990000");
+        assert_eq!(document["chain"]["sellerAfter"], "10000");
+        assert!(document["search"]["resources"].is_array() && document["get"]["wrapper"].is_object());
+    }
+    assert_eq!(std::fs::read_dir(temporary.path()).unwrap().count(), 0, "a state directory was left");
+}
+
+#[tokio::test]
+async fn the_sandbox_says_where_it_is_and_stops_at_sigterm() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut child = tokio::process::Command::new(env!("CARGO_BIN_EXE_tollway"))
+        .args(["sandbox", "--json", "--ledger-ms", "100", "--dir"])
+        .arg(dir.path())
+        .stdout(Stdio::piped())
+        .kill_on_drop(true)
+        .spawn()
+        .unwrap();
+    let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
+    let line = tokio::time::timeout(Duration::from_secs(30), lines.next_line()).await.unwrap().unwrap().unwrap();
+    let printed: Value = serde_json::from_str(&line).unwrap();
+    assert_eq!(printed["accounts"]["payer"]["balance"], "1000000000");
+    assert_eq!(printed["clients"]["http"]["mcpServers"]["tollway"]["url"], printed["urls"]["agent"]);
+    let (world, _) = world();
+    let health = printed["urls"]["agent"].as_str().unwrap().replace("/mcp", "/healthz");
+    let request = http::Request::get(health).body(bytes::Bytes::new()).unwrap();
+    assert_eq!(client(&world).unwrap().send(request).await.unwrap().status(), 200);
+    let id = child.id().unwrap().to_string();
+    assert!(std::process::Command::new("kill").args(["-TERM", &id]).status().unwrap().success());
+    let status = tokio::time::timeout(Duration::from_secs(30), child.wait()).await.unwrap().unwrap();
+    assert!(status.success(), "{status}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_official_facilitator_settles_what_an_agent_buys() {
+    let (world, _) = world();
+    let sandbox = start(Options::default(), &world).await.unwrap();
+    let account = sandbox.backends.network.account("the official facilitator");
+    sandbox.backends.network.fund(&account.id(), 1_000_000_000);
+    let folder = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/interop");
+    assert!(folder.join("node_modules").exists(), "run: npm ci --prefix tests/interop");
+    let mut official = tokio::process::Command::new("node")
+        .args(["facilitator.mjs", "0", &sandbox.backends.rpc_url])
+        .current_dir(folder)
+        .env("FACILITATOR_SECRET", account.secret().as_str())
+        .stdout(Stdio::piped())
+        .kill_on_drop(true)
+        .spawn()
+        .unwrap();
+    let mut lines = BufReader::new(official.stdout.take().unwrap()).lines();
+    let line = tokio::time::timeout(Duration::from_secs(30), lines.next_line()).await.unwrap().unwrap().unwrap();
+    let printed: Value = serde_json::from_str(&line).unwrap();
+    let http = client(&world).unwrap();
+    let url = printed["url"].as_str().unwrap().parse().unwrap();
+    sandbox.backends.seller.settle_with(Facilitator::new(http.clone(), &url));
+
+    let report = demo::run(&sandbox, http, &|line| eprintln!("{line}")).await.unwrap();
+    assert!(report.problems.is_empty(), "{:?}", report.problems);
+    let receipt = json::member(json::member(&report.document, "call").unwrap(), "receipt").unwrap();
+    let transaction = json::member(receipt, "transaction").and_then(json::string).unwrap();
+    let transfers = sandbox.backends.network.transfers();
+    assert_eq!(transfers.len(), 1);
+    assert_eq!(transfers[0].transaction, transaction);
+    // The transaction was paid for by the official facilitator's account, so it was the one that settled.
+    assert!(sandbox.backends.network.native_balance(&account.id()).unwrap() < 1_000_000_000);
+}
