@@ -38,7 +38,14 @@ const CASES: &[Case] = &[
     (29, "signer_unavailable", &[before::without_the_payers_address_nothing_is_reserved]),
     (30, "chain_rpc", &[before::without_a_believable_chain_nothing_is_reserved]),
     (31, "as in the next row", &[reserve::a_keyless_call_about_to_be_refused_is_its_open_twin]),
-    (32, "this call's payment", &[reserve::a_keyless_twin_pays_once_until_it_is_answered]),
+    (
+        32,
+        "this call's payment",
+        &[
+            reserve::a_keyless_twin_pays_once_until_it_is_answered,
+            reserve::a_first_answer_that_arrived_ends_the_twin_and_a_keyed_or_open_one_marks_nothing,
+        ],
+    ),
     (33, "duplicate_in_doubt", &[reserve::a_keyless_call_beside_an_open_keyed_one_is_refused]),
     (34, "BUDGET_EXCEEDED", &[reserve::the_smallest_ceiling_binds_and_is_named]),
     (35, "suspended", &[reserve::a_suspended_agent_pays_nothing]),

@@ -282,7 +282,8 @@ pub async fn a_caller_that_goes_away_after_the_signature_does_not_stop_the_bookk
     let call = bench.try_call(json!({}), cancelled.clone());
     let gone = cancelled.cancelled();
     futures_util::future::select(Box::pin(call), Box::pin(gone)).await;
-    loop {
+    for look in 0.. {
+        assert!(look < 2_000, "the story did not run to its end");
         let rows = bench.ledger.real.list(&all()).await.unwrap();
         if rows.first().is_some_and(|row| row.state == tollway::ledger::State::Settled) {
             assert!(!rows[0].answered && rows[0].has_outcome);

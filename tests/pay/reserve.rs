@@ -39,15 +39,50 @@ pub async fn a_keyless_twin_pays_once_until_it_is_answered() {
     let context = bench.context(CancellationToken::new());
     bench.tools.delivered(&context, "tools/call", &second).await;
     let answer: Value = serde_json::from_str(structured(&second).get()).unwrap();
-    while !bench.row(&answer).await.answered {
-        tokio::task::yield_now().await;
-    }
+    until_answered(&bench, &answer).await;
     let transaction = "cd".repeat(32);
     let other = json!({"success": true, "transaction": transaction, "network": NETWORK});
     bench.says(|s| s.paid = Some(bench::result(&bench::with_receipt(bench::output(), &other))));
     let third: Value = serde_json::from_str(structured(&ask().await.unwrap()).get()).unwrap();
     assert_ne!(third["paymentIdentifier"], answer["paymentIdentifier"]);
     assert_eq!(bench.calls().1, 2, "meant again, paid again");
+}
+
+/// The mark is written by a statement that nobody waits for.
+async fn until_answered(bench: &Bench, answer: &Value) {
+    let written = async {
+        while !bench.row(answer).await.answered {
+            tokio::time::sleep(std::time::Duration::from_millis(5)).await;
+        }
+    };
+    tokio::time::timeout(std::time::Duration::from_secs(10), written).await.expect("never marked as answered");
+}
+
+#[tokio::test]
+pub async fn a_first_answer_that_arrived_ends_the_twin_and_a_keyed_or_open_one_marks_nothing() {
+    let bench = Bench::new().await;
+    let context = bench.context(CancellationToken::new());
+    let ask = |change| bench.tool("x402_call_resource", bench.arguments(change), CancellationToken::new());
+    let value =
+        |result: &serde_json::value::RawValue| -> Value { serde_json::from_str(structured(result).get()).unwrap() };
+    let keyless = ask(json!({})).await.unwrap();
+    bench.tools.delivered(&context, "tools/call", &keyless).await;
+    until_answered(&bench, &value(&keyless)).await;
+
+    bench.says(|s| s.paid = Some(bench::result(&json!({"resultType": "input_required", "requestState": "s"}))));
+    let open = ask(json!({"arguments": {"city": "Thun"}})).await.unwrap();
+    bench.tools.delivered(&context, "tools/call", &open).await;
+    let looked_up = bench
+        .tool(
+            "x402_get_payment",
+            json!({"paymentIdentifier": value(&open)["paymentIdentifier"]}),
+            CancellationToken::new(),
+        )
+        .await
+        .unwrap();
+    bench.tools.delivered(&context, "tools/call", &looked_up).await;
+    assert!(!bench.row(&value(&open)).await.answered, "a question is no answer");
+    assert_eq!(said(&bench.call(json!({"arguments": {"city": "Thun"}})).await).1, "in_doubt");
 }
 
 #[tokio::test]
