@@ -207,15 +207,20 @@ impl fmt::Debug for Secret {
 
 /// Reads `path`, or the built-in default (local stdio discovery) when it is `None`.
 pub fn load(path: Option<&Path>, transport: Option<Transport>, source: &dyn Source) -> Result<Config, ConfigError> {
-    let text = match path {
-        None => profiles::LOCAL_DISCOVERY.to_owned(),
-        Some(path) => {
-            let shown = path.display().to_string();
-            let bytes = source.read(path).or_else(|e| refuse(shown.clone(), format!("cannot be read ({e})")))?;
-            String::from_utf8(bytes.to_vec()).or_else(|_| refuse(shown, "is not UTF-8"))?
-        }
-    };
-    parse(&text, transport, source)
+    parse(&text(path, source)?, transport, source)
+}
+
+/// Where the ledger is, and nothing else: an operator's command needs no secret to be there.
+pub fn load_store(path: Option<&Path>, source: &dyn Source) -> Result<Store, ConfigError> {
+    let file: file::File = serde_saphyr::from_str(&text(path, source)?).map_err(|e| yaml_error(&e))?;
+    store(&file.budget, source)
+}
+
+fn text(path: Option<&Path>, source: &dyn Source) -> Result<String, ConfigError> {
+    let Some(path) = path else { return Ok(profiles::LOCAL_DISCOVERY.to_owned()) };
+    let shown = path.display().to_string();
+    let bytes = source.read(path).or_else(|e| refuse(shown.clone(), format!("cannot be read ({e})")))?;
+    String::from_utf8(bytes.to_vec()).or_else(|_| refuse(shown, "is not UTF-8"))
 }
 
 /// The file's text and the environment to parsed types.

@@ -10,7 +10,9 @@ use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
 
-use crate::config::{self, Config, Machine, Transport};
+use crate::config::{self, Config, Machine, Store, Transport};
+use crate::ledger::SqliteLedger;
+use crate::ports::machine;
 
 /// x402 stablecoin payments for MCP: agents pay for tools within a budget that holds whatever fails.
 #[derive(Debug, Parser)]
@@ -48,6 +50,14 @@ enum Command {
     Init(init::InitArgs),
     /// Validate the configuration; --online also asks catalog, chain, signer and ledger
     Check(check::CheckArgs),
+    /// Bring the ledger's schema up to date
+    Migrate(ledger::MigrateArgs),
+    /// The limits that bound spending, and the kill switch
+    #[command(subcommand)]
+    Limits(ledger::LimitsCommand),
+    /// Payments, their events, and whether counters equal rows
+    #[command(subcommand)]
+    Reservations(ledger::ReservationsCommand),
 }
 
 /// What a command ends with: `Usage` is a wrong argument or configuration (exit code 2), `Failed` is all else (1).
@@ -106,5 +116,31 @@ async fn run(cli: Cli) -> Result<ExitCode, Failure> {
         Command::Sandbox(args) => Ok(crate::sandbox::command::run(args).await),
         Command::Init(args) => init::run(&args),
         Command::Check(args) => check::run(&args, load(None)?).await,
+        Command::Migrate(args) => {
+            let (world, _tasks) = machine::world();
+            ledger::migrate(&args, &ledger_path(&cli.config)?, world).await
+        }
+        Command::Limits(command) => ledger::limits(&command, &open_ledger(&cli.config).await?).await,
+        Command::Reservations(command) => ledger::reservations(&command, &open_ledger(&cli.config).await?).await,
     }
+}
+
+/// Operators need the ledger alone: no secret of the signer has to be there to stop spending.
+fn ledger_path(config: &Option<PathBuf>) -> Result<PathBuf, Failure> {
+    match config::load_store(config.as_deref(), &Machine)? {
+        Store::Sqlite(path) => Ok(path),
+        Store::Postgres => Err(Failure::Usage("budget.store: postgres is not in this version".into())),
+    }
+}
+
+async fn open_ledger(config: &Option<PathBuf>) -> Result<SqliteLedger, Failure> {
+    let path = ledger_path(config)?;
+    if !path.exists() {
+        let shown = path.display();
+        return Err(Failure::Usage(format!(
+            "budget.path: there is no ledger at {shown}; it is made by the first start with a signer, or by tollway migrate"
+        )));
+    }
+    let (world, _tasks) = machine::world();
+    Ok(SqliteLedger::open(&path, world, None).await?)
 }
