@@ -226,7 +226,7 @@ fn create(world: &World, path: &Path) -> io::Result<()> {
     let temporary = PathBuf::from(name);
     let written = (|| {
         let mut file = fs::OpenOptions::new().write(true).create_new(true).mode(0o600).open(&temporary)?;
-        let key = Zeroizing::new(hex::encode(&*Zeroizing::new(world.random::<32>())));
+        let key = Zeroizing::new(hex::encode(*Zeroizing::new(world.random::<32>())));
         file.write_all(key.as_bytes())?;
         file.write_all(b"\n")?;
         file.sync_all()?;

@@ -10,6 +10,8 @@
 mod clock;
 mod limits;
 mod sqlite;
+#[cfg(test)]
+mod table;
 
 use futures_util::future::BoxFuture;
 

@@ -46,6 +46,11 @@ impl SqliteLedger {
             .execute(&mut *w.tx)
             .await
             .map_err(unavailable)?;
+        sqlx::query("UPDATE payments SET payload = NULL, payload_expires = NULL WHERE payload IS NOT NULL AND payload_expires <= ?1")
+            .bind(signed(w.now))
+            .execute(&mut *w.tx)
+            .await
+            .map_err(unavailable)?;
         sqlx::query(
             "INSERT INTO outcomes (payment_identifier, body, unfinished, created, expires) VALUES (?1, ?2, ?3, ?4, ?5) \
              ON CONFLICT (payment_identifier) DO UPDATE SET body = excluded.body, unfinished = excluded.unfinished, \

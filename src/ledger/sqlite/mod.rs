@@ -8,6 +8,8 @@ mod migrate;
 mod operator;
 mod reserve;
 mod rows;
+#[cfg(test)]
+mod tests;
 
 use std::fmt;
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
