@@ -15,3 +15,5 @@ mod stellar;
 mod outcomes;
 #[cfg(feature = "sandbox")]
 mod pay;
+#[cfg(feature = "sandbox")]
+mod witness;

@@ -1,54 +1,62 @@
-// The official MCP client drives Tollway's tools.
-//   node mcp-client.mjs http <url> <bearer> <query> <network> <asset> <max>
-//   node mcp-client.mjs stdio <command> <argsJson> <query>
-// Prints one JSON document: tool names, what search found, and over HTTP what a paid call gave.
+// The official MCP client, driven line by line.
+//   node mcp-client.mjs
+// The first line of standard input is one entry of a client configuration's `mcpServers`; the answer is
+// {"protocol", "server", "tools", "refuses"}: `refuses` has, for each tool, whether its output schema, as the client
+// compiled it, refuses an empty object. Every further line is {"tool", "arguments"}; its answer is {"result",
+// "validated"}: what the client's validator said of each structured result during this call, or {"thrown"}. At the end
+// of standard input the session is ended and {"stray"} printed: what came in and was no answer.
+import { createInterface } from "node:readline";
 import { Client } from "@modelcontextprotocol/sdk/client/index.js";
 import { StreamableHTTPClientTransport } from "@modelcontextprotocol/sdk/client/streamableHttp.js";
 import { StdioClientTransport } from "@modelcontextprotocol/sdk/client/stdio.js";
+import { AjvJsonSchemaValidator } from "@modelcontextprotocol/sdk/validation/ajv";
 
-const [mode, ...args] = process.argv.slice(2);
-const client = new Client({ name: "interop", version: "1.0.0" });
-let transport;
-if (mode === "http") {
-  const [url, bearer] = args;
-  transport = new StreamableHTTPClientTransport(new URL(url), {
-    requestInit: { headers: { Authorization: `Bearer ${bearer}` } },
-  });
-} else if (mode === "stdio") {
-  const [command, argsJson] = args;
-  transport = new StdioClientTransport({ command, args: JSON.parse(argsJson), env: process.env, stderr: "inherit" });
-} else {
-  console.error("mode http or stdio");
-  process.exit(2);
-}
+const print = (value) => console.log(JSON.stringify(value));
+const lines = createInterface({ input: process.stdin })[Symbol.asyncIterator]();
+const entry = JSON.parse((await lines.next()).value);
+
+// The client's own validator, with a record of what it said.
+const ajv = new AjvJsonSchemaValidator();
+let validated = [];
+const jsonSchemaValidator = {
+  getValidator(schema) {
+    const validate = ajv.getValidator(schema);
+    return (value) => {
+      const verdict = validate(value);
+      validated.push({ valid: verdict.valid, code: value.code ?? null });
+      return verdict;
+    };
+  },
+};
+
+const transport = entry.url
+  ? new StreamableHTTPClientTransport(new URL(entry.url), { requestInit: { headers: entry.headers } })
+  : new StdioClientTransport({ command: entry.command, args: entry.args, env: entry.env, stderr: "inherit" });
+const client = new Client({ name: "interop", version: "1.0.0" }, { jsonSchemaValidator });
+const stray = [];
+client.onerror = (error) => stray.push(String(error));
+let protocol;
+const negotiated = transport.setProtocolVersion?.bind(transport);
+transport.setProtocolVersion = (version) => {
+  protocol = version;
+  negotiated?.(version);
+};
 await client.connect(transport);
-// listTools also compiles every output schema: the client then validates each structured result against it.
+// From here on the client validates every structured result.
 const { tools } = await client.listTools();
-const out = { protocol: transport.protocolVersion, tools: tools.map((t) => t.name).sort() };
-const query = mode === "http" ? args[2] : args[2];
-const search = await client.callTool({ name: "x402_search_resources", arguments: { query, type: "mcp" } });
-out.search = search;
-if (mode === "http") {
-  const [, , , network, asset, max] = args;
-  const ref = search.structuredContent.resources[0].wrapper.ref;
-  out.get = await client.callTool({ name: "x402_get_resource", arguments: { ref } });
-  const paid = {
-    ref,
-    network,
-    scheme: "exact",
-    asset,
-    maxAtomicAmount: max,
-    arguments: {},
-    idempotencyKey: "interop-official-client-1",
-  };
-  out.call = await client.callTool({ name: "x402_call_resource", arguments: paid }, undefined, { timeout: 60000 });
-  out.again = await client.callTool({ name: "x402_call_resource", arguments: paid }, undefined, { timeout: 60000 });
-  out.refused = await client.callTool({ name: "x402_call_resource", arguments: { ...paid, surprise: true } });
-  out.budget = await client.callTool({ name: "x402_get_budget", arguments: {} });
-  out.payment = await client.callTool({
-    name: "x402_get_payment",
-    arguments: { idempotencyKey: "interop-official-client-1" },
-  });
+const refuses = Object.fromEntries(tools.map((tool) => [tool.name, !ajv.getValidator(tool.outputSchema)({}).valid]));
+print({ protocol, server: client.getServerVersion(), tools, refuses });
+
+for await (const line of lines) {
+  const { tool, arguments: args } = JSON.parse(line);
+  validated = [];
+  try {
+    const result = await client.callTool({ name: tool, arguments: args }, undefined, { timeout: 120_000 });
+    print({ result, validated });
+  } catch (error) {
+    print({ thrown: String(error), validated });
+  }
 }
-console.log(JSON.stringify(out));
+await transport.terminateSession?.();
+print({ stray });
 await client.close();

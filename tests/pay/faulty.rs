@@ -24,6 +24,8 @@ pub enum Fault {
     SettledBeforeDoubt,
     /// There is no sealing key.
     PayloadNotStored,
+    /// Its writing never ends.
+    PayloadStalls,
     /// The lease that the story is given has run out already.
     LeaseGone,
 }
@@ -37,6 +39,8 @@ pub struct Faulty {
     lease: Mutex<Option<Lease>>,
     /// Methods that the story waited for, in their order.
     calls: Mutex<Vec<&'static str>>,
+    /// What the agent's tools call besides.
+    others: Mutex<Vec<&'static str>>,
 }
 
 impl Faulty {
@@ -47,6 +51,7 @@ impl Faulty {
             after_reserve: Mutex::default(),
             lease: Mutex::default(),
             calls: Mutex::default(),
+            others: Mutex::default(),
         }
     }
 
@@ -63,6 +68,11 @@ impl Faulty {
         std::mem::take(&mut *self.calls.lock().unwrap())
     }
 
+    /// The other methods that were called, whether or not anybody waited.
+    pub fn others(&self) -> Vec<&'static str> {
+        std::mem::take(&mut *self.others.lock().unwrap())
+    }
+
     fn happens(&self, fault: Fault) -> bool {
         let mut faults = self.faults.lock().unwrap();
         let at = faults.iter().position(|f| *f == fault);
@@ -71,6 +81,10 @@ impl Faulty {
 
     fn count(&self, method: &'static str) {
         self.calls.lock().unwrap().push(method);
+    }
+
+    fn note(&self, method: &'static str) {
+        self.others.lock().unwrap().push(method);
     }
 
     async fn settled_by_another(&self, id: PaymentId) {
@@ -126,13 +140,18 @@ impl Ledger for Faulty {
     }
 
     fn store_payload<'a>(&'a self, id: PaymentId, lease: &'a Lease, payload: &'a [u8]) -> LedgerResult<'a, bool> {
+        self.note("store_payload");
         if self.happens(Fault::PayloadNotStored) {
             return Box::pin(async { Ok(false) });
+        }
+        if self.happens(Fault::PayloadStalls) {
+            return Box::pin(std::future::pending());
         }
         self.real.store_payload(id, lease, payload)
     }
 
     fn payload(&self, id: PaymentId) -> LedgerResult<'_, Option<Vec<u8>>> {
+        self.note("payload");
         self.real.payload(id)
     }
 
@@ -169,12 +188,15 @@ impl Ledger for Faulty {
     }
 
     fn answered(&self, id: PaymentId) -> LedgerResult<'_, ()> {
+        self.note("answered");
         self.real.answered(id)
     }
     fn outcome(&self, id: PaymentId) -> LedgerResult<'_, Option<Vec<u8>>> {
+        self.note("outcome");
         self.real.outcome(id)
     }
     fn budget<'a>(&'a self, agent: &'a AgentId, session: Option<&'a str>) -> LedgerResult<'a, Vec<BudgetLine>> {
+        self.note("budget");
         self.real.budget(agent, session)
     }
     fn replace_limits<'a>(&'a self, source: &'a str, limits: &'a [Limit]) -> LedgerResult<'a, ()> {

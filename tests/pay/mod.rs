@@ -4,7 +4,7 @@
 pub mod after;
 pub mod before;
 mod bench;
-mod faulty;
+pub mod faulty;
 pub mod lookup;
 pub mod reserve;
 mod server;
