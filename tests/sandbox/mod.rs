@@ -11,8 +11,11 @@ use tollway::facilitator::Facilitator;
 use tollway::json;
 use tollway::ports::machine::world;
 use tollway::sandbox::backends::{Options, client};
+use tollway::sandbox::chain;
 use tollway::sandbox::demo;
 use tollway::sandbox::start::start;
+
+use crate::witness::every_transfer_has_its_row;
 
 #[tokio::test]
 async fn the_demo_command_exits_with_0_and_prints_one_document_and_leaves_nothing() {
@@ -67,7 +70,10 @@ async fn the_sandbox_says_where_it_is_and_stops_at_sigterm() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_official_facilitator_settles_what_an_agent_buys() {
     let (world, _) = world();
-    let sandbox = start(Options::default(), &world).await.unwrap();
+    // Below a second the offers are of an hour: a signature then lives for five minutes, while the official facilitator
+    // looks once a second.
+    let chain = chain::Options { ledger_interval: Some(Duration::from_millis(500)), ..chain::Options::default() };
+    let sandbox = start(Options { chain, ..Options::default() }, &world).await.unwrap();
     let account = sandbox.backends.network.account("the official facilitator");
     sandbox.backends.network.fund(&account.id(), 1_000_000_000);
     let folder = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/interop");
@@ -76,6 +82,9 @@ async fn the_official_facilitator_settles_what_an_agent_buys() {
         .args(["facilitator.mjs", "0", &sandbox.backends.rpc_url])
         .current_dir(folder)
         .env("FACILITATOR_SECRET", account.secret().as_str())
+        // It asks Horizon on the Internet how long a ledger takes; unreachable, it takes 5 s.
+        .env("HTTPS_PROXY", "http://127.0.0.1:9")
+        .env("NO_PROXY", "127.0.0.1")
         .stdout(Stdio::piped())
         .kill_on_drop(true)
         .spawn()
@@ -94,6 +103,7 @@ async fn the_official_facilitator_settles_what_an_agent_buys() {
     let transfers = sandbox.backends.network.transfers();
     assert_eq!(transfers.len(), 1);
     assert_eq!(transfers[0].transaction, transaction);
+    assert_eq!(every_transfer_has_its_row(&sandbox, &world, &["ledger.sqlite"]).await, 1);
     // The transaction was paid for by the official facilitator's account, so it was the one that settled.
     assert!(sandbox.backends.network.native_balance(&account.id()).unwrap() < 1_000_000_000);
 }
