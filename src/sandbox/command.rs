@@ -50,10 +50,11 @@ pub async fn run(args: SandboxArgs) -> ExitCode {
         Err(error) => return failed(&error.to_string()),
     };
     let code = if args.demo { run_demo(&sandbox, &world).await } else { serve(&sandbox, args.json).await };
-    sandbox.stop();
+    let state = sandbox.stop();
     tasks.close();
     // What still runs then is cut off: nothing of the sandbox outlives it.
     let _ = tokio::time::timeout(Duration::from_secs(5), tasks.wait()).await;
+    drop(state);
     code
 }
 

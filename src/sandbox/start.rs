@@ -4,6 +4,7 @@
 use std::collections::BTreeMap;
 use std::io;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::Duration;
 
 use serde_json::json;
@@ -30,17 +31,17 @@ pub struct Running {
     pub agent_url: String,
     pub backends: Backends,
     agent_key: Zeroizing<String>,
-    state: State,
+    state: Arc<StateDir>,
     shutdown: CancellationToken,
 }
 
-/// Where the ledger and the configuration files are.
-struct State {
+/// Where the ledger and the configuration files are. A temporary one goes with its last owner.
+pub struct StateDir {
     dir: PathBuf,
     temporary: bool,
 }
 
-impl Drop for State {
+impl Drop for StateDir {
     fn drop(&mut self) {
         if self.temporary {
             let _ = std::fs::remove_dir_all(&self.dir);
@@ -55,7 +56,7 @@ impl Drop for Running {
 }
 
 pub async fn start(options: Options, world: &World) -> Result<Running, StartError> {
-    let state = state(options.dir.clone(), world)?;
+    let state = Arc::new(state(options.dir.clone(), world)?);
     let shutdown = CancellationToken::new();
     // Whatever fails below takes the parts that already run with it.
     let guard = shutdown.clone().drop_guard();
@@ -97,9 +98,10 @@ impl Running {
         &self.state.dir
     }
 
-    /// The parts finish what they are in and close; the caller waits for their tasks.
-    pub fn stop(&self) {
-        self.shutdown.cancel();
+    /// The parts finish what they are in and close; the caller waits for their tasks, and keeps the directory so long.
+    #[must_use]
+    pub fn stop(self) -> Arc<StateDir> {
+        self.state.clone()
     }
 
     /// What a user pastes into an MCP client: over HTTP, and over stdio with `program`.
@@ -172,18 +174,18 @@ impl Source for Environment {
     }
 }
 
-fn state(dir: Option<PathBuf>, world: &World) -> Result<State, StartError> {
+fn state(dir: Option<PathBuf>, world: &World) -> Result<StateDir, StartError> {
     use std::os::unix::fs::DirBuilderExt;
     let temporary = dir.is_none();
     let dir = dir
         .unwrap_or_else(|| std::env::temp_dir().join(format!("tollway-sandbox-{}", hex::encode(world.random::<8>()))));
     let made = std::fs::DirBuilder::new().recursive(true).mode(0o700).create(&dir);
     let dir = made.and_then(|()| dir.canonicalize()).map_err(|error| StartError::State(dir, error))?;
-    Ok(State { dir, temporary })
+    Ok(StateDir { dir, temporary })
 }
 
 /// The key in the state directory, so that a pasted client configuration stays good; made where there is none.
-fn agent_key(state: &State, world: &World) -> Result<Zeroizing<String>, StartError> {
+fn agent_key(state: &StateDir, world: &World) -> Result<Zeroizing<String>, StartError> {
     let path = state.dir.join("agent.key");
     match std::fs::read_to_string(&path) {
         Ok(key) if key.trim().len() >= 32 => return Ok(Zeroizing::new(key.trim().to_owned())),
