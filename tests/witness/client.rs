@@ -170,4 +170,16 @@ async fn the_official_client_drives_every_tool_over_http_and_buys_over_stdio() {
     let ledgers = ["ledger.sqlite", "stdio/ledger.sqlite"];
     assert_eq!(every_transfer_has_its_row(&sandbox, &world, &ledgers).await, 2);
     assert_eq!(sandbox.backends.signer.signatures(), 2);
+    // The operator's command on the running server's file comes to the same.
+    for configuration in ["tollway.yaml", "stdio.yaml"] {
+        let audit = Command::new(env!("CARGO_BIN_EXE_tollway"))
+            .arg("--config")
+            .arg(sandbox.dir().join(configuration))
+            .args(["reservations", "audit", "--json"])
+            .output();
+        let audit = audit.await.unwrap();
+        assert!(audit.status.success(), "{}", String::from_utf8_lossy(&audit.stderr));
+        let audit: Value = serde_json::from_slice(&audit.stdout).unwrap();
+        assert_eq!((&audit["payments"], &audit["differences"]), (&json!(1), &json!([])), "{audit}");
+    }
 }

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::time::Duration;
 
 use serde_json::{Value, json};
 use tokio_util::sync::CancellationToken;
@@ -90,7 +91,8 @@ impl Agent {
             progress: Progress::default(),
         };
         let params = tollway::json::raw(&json!({"name": tool, "arguments": arguments}));
-        let result = self.tools.call(&context, "tools/call", Some(&params)).await.unwrap();
+        let call = self.tools.call(&context, "tools/call", Some(&params));
+        let result = tokio::time::timeout(Duration::from_secs(60), call).await.expect("the call ends").unwrap();
         let result: Value = serde_json::from_str(result.get()).unwrap();
         result["structuredContent"].clone()
     }
@@ -120,7 +122,7 @@ async fn a_paid_call_is_two_calls_one_signature_one_transfer_and_two_waits_for_t
     assert_eq!(agent.ledger.others(), ["store_payload"]);
     assert_eq!(counted(&sandbox), (1, 1, 1, 1));
 
-    // The sealed payload is written beside the call: were it waited for, this call would not end.
+    // The sealed payload is written beside the call: were it waited for, the next call would not end.
     agent.ledger.fail(Fault::PayloadStalls);
     call["arguments"]["city"] = json!("Thun");
     call["idempotencyKey"] = json!("counted-with-a-key");
