@@ -13,7 +13,7 @@ use super::answer::{Answer, Pagination, error_word};
 use super::query::{MAX_LIMIT, Position, Verdict};
 use super::{CatalogError, Listing, ResourceRef, SearchQuery, Skip, warnings};
 use crate::http::{Client, HttpError};
-use crate::x402::bounded;
+use crate::x402::words;
 
 /// One page of results.
 #[derive(Debug, Clone)]
@@ -144,7 +144,7 @@ impl Catalog {
             None => reference.url.trim_end_matches('/').rsplit('/').next().unwrap_or_default().to_owned(),
         };
         let kind = Some(reference.kind);
-        let searched = SearchQuery { query: Some(bounded(&text, 400)), kind, ..SearchQuery::default() };
+        let searched = SearchQuery { query: Some(text.chars().take(400).collect()), kind, ..SearchQuery::default() };
         match self.look_through(&searched, SEARCH_PAGES, reference).await {
             Ok((Some(listing), _)) => return Ok(listing),
             // Catalogs of the first specification have no search.
@@ -252,7 +252,7 @@ impl Catalog {
             Ok(answer) => Ok((answer.status().as_u16(), answer.into_body())),
             Err(e) if e.is_timeout() => Err(CatalogError::Timeout),
             Err(e @ HttpError::TooLarge(_)) => Err(CatalogError::Protocol(e.to_string())),
-            Err(e) => Err(CatalogError::Protocol(bounded(&e.to_string(), 200))),
+            Err(e) => Err(CatalogError::Protocol(words(&e.to_string(), 200))),
         }
     }
 

@@ -654,7 +654,7 @@ fn transport_word(endpoint: &Endpoint) -> &'static str {
 }
 
 fn words(text: &str) -> String {
-    text.chars().take(MAX_WORDS).collect()
+    x402::words(text, MAX_WORDS)
 }
 
 fn millis(duration: Duration) -> u64 {

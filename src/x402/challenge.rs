@@ -8,7 +8,7 @@ use std::borrow::Cow;
 
 use serde_json::value::RawValue;
 
-use super::{CHALLENGE_LIMITS, Offer, PAYMENT_IDENTIFIER, bounded};
+use super::{CHALLENGE_LIMITS, Offer, PAYMENT_IDENTIFIER, words};
 use crate::json::{self, JsonError};
 
 /// `PaymentRequired`, bounded and checked.
@@ -179,7 +179,7 @@ pub fn payment_required(raw: &RawValue) -> Result<Challenge, Broken> {
     }
     let error = match get("error") {
         None => None,
-        Some(text) => Some(bounded(&json::string(text).ok_or(Broken::Malformed)?, 500)),
+        Some(text) => Some(words(&json::string(text).ok_or(Broken::Malformed)?, 500)),
     };
     let resource = get("resource").ok_or(Broken::Resource)?;
     let resource_url = json::member(resource, "url")

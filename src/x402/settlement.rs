@@ -2,7 +2,7 @@
 
 use serde_json::value::RawValue;
 
-use super::{META_PAYMENT_RESPONSE, bounded};
+use super::{META_PAYMENT_RESPONSE, words};
 use crate::json;
 
 /// The seller's claim, unauthenticated: well formed, and nothing more is known about it.
@@ -61,7 +61,7 @@ impl Settlement {
         };
         Ok(Settlement {
             success,
-            error_reason: optional("errorReason", 4_096)?.map(|reason| bounded(&reason, 200)),
+            error_reason: optional("errorReason", 4_096)?.map(|reason| words(&reason, 200)),
             payer: optional("payer", 128)?,
             transaction: required("transaction", 256)?,
             network: required("network", 64)?,

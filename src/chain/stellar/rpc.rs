@@ -11,6 +11,7 @@ use url::Url;
 use super::super::ChainError;
 use crate::http::{Client, HttpError};
 use crate::json;
+use crate::x402;
 
 const ANSWER: json::Limits = json::Limits { bytes: 8 << 20, depth: 64 };
 const MAX_WORDS: usize = 300;
@@ -158,5 +159,5 @@ impl Rpc {
 }
 
 pub(super) fn words(text: &str) -> String {
-    text.chars().filter(|c| !c.is_control()).take(MAX_WORDS).collect()
+    x402::words(text, MAX_WORDS)
 }
