@@ -16,7 +16,9 @@ use zeroize::Zeroizing;
 
 use crate::chain::stellar::Credentials;
 use crate::ledger::{Limit, Subject};
+use crate::mcp::{StaticKeys, access};
 use crate::money::{AgentId, Amount, Asset, Network, Unit};
+use crate::seal::{KeyRing, SealError};
 
 /// One sentence: the field, what was found there, and what to write instead.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -41,6 +43,10 @@ pub enum Transport {
 pub trait Source {
     fn env(&self, name: &str) -> Option<String>;
     fn read(&self, path: &Path) -> std::io::Result<Zeroizing<Vec<u8>>>;
+    /// A file of keys, refused where others than its owner and group can read it.
+    fn key_ring(&self, path: &Path) -> Result<KeyRing, SealError> {
+        KeyRing::load(path)
+    }
 }
 
 /// The process environment and the file system.
@@ -77,9 +83,8 @@ pub struct Config {
 pub struct Http {
     pub bind: IpAddr,
     pub port: u16,
-    /// `name:secret` entries, not yet parsed; `None` when no keys are configured.
-    pub api_keys: Option<Secret>,
-    pub api_keys_env: String,
+    /// `None` when the variable that is to hold the bearer keys is not set.
+    pub api_keys: Option<StaticKeys>,
     pub allowed_hosts: Vec<String>,
     pub allowed_origins: Vec<String>,
     pub max_body_bytes: usize,
@@ -166,7 +171,7 @@ impl PayableNetworks {
 pub enum KeyRingSource {
     /// A file of mode 0600 beside the SQLite ledger, made on first use.
     BesideLedger,
-    Keys(Secret),
+    Keys(KeyRing),
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -213,7 +218,7 @@ pub fn load(path: Option<&Path>, transport: Option<Transport>, source: &dyn Sour
 /// Where the ledger is, and nothing else: an operator's command needs no secret to be there.
 pub fn load_store(path: Option<&Path>, source: &dyn Source) -> Result<Store, ConfigError> {
     let file: file::File = serde_saphyr::from_str(&text(path, source)?).map_err(|e| yaml_error(&e))?;
-    store(&file.budget, source)
+    store(&file.budget, true, source)
 }
 
 fn text(path: Option<&Path>, source: &dyn Source) -> Result<String, ConfigError> {
@@ -229,15 +234,18 @@ pub fn parse(text: &str, transport: Option<Transport>, source: &dyn Source) -> R
     let transport = match (transport, file.transport.as_deref()) {
         (Some(transport), _) => transport,
         (None, None | Some("stdio")) => Transport::Stdio,
-        (None, Some("streamable-http" | "sse")) => Transport::Remote,
+        (None, Some("streamable-http")) => Transport::Remote,
+        (None, Some("sse")) => {
+            return refuse("transport", "sse, the transport of 2024-11-05, is not served here: write streamable-http");
+        }
         (None, Some(other)) => {
             return refuse("transport", format!("{other:?} is unknown: write stdio or streamable-http"));
         }
     };
-    let http = http(file.http, source)?;
-    let signer = signer(&file.signer, transport, &http, source)?;
+    let http = http(file.http, transport, source)?;
+    let signer = signer(&file.signer, transport, http.api_keys.is_some(), source)?;
     let networks = networks(file.networks, file.network_security.allow_insecure_local)?;
-    let store = store(&file.budget, source)?;
+    let store = store(&file.budget, signer.can_pay(), source)?;
     let payable = PayableNetworks::parse(&networks, &signer, transport, http.api_keys.is_some(), &store)?;
     for network in payable.iter() {
         if networks.get(network).is_none_or(|n| n.rpc_urls.is_empty()) {
@@ -276,19 +284,36 @@ pub fn parse(text: &str, transport: Option<Transport>, source: &dyn Source) -> R
     })
 }
 
-fn http(file: file::Http, source: &dyn Source) -> Result<Http, ConfigError> {
+fn http(file: file::Http, transport: Transport, source: &dyn Source) -> Result<Http, ConfigError> {
     let port = match source.env("PORT") {
         Some(text) => text.parse().or_else(|_| refuse("PORT", format!("{text:?} is not a port (0-65535)")))?,
         None => file.port.unwrap_or(4522),
     };
     let bind = file.bind.unwrap_or_else(|| "127.0.0.1".into());
+    let asked_for = file.api_keys_env.is_some();
     let api_keys_env = file.api_keys_env.unwrap_or_else(|| "MCP_SERVER_API_KEYS".into());
-    let api_keys = secret_env(&api_keys_env, source);
+    // On stdio the keys are another process's business, and are not read.
+    let api_keys = secret_env(&api_keys_env, source).filter(|_| transport == Transport::Remote);
+    if api_keys.is_none() && asked_for && transport == Transport::Remote {
+        let fix = "set it (name:secret, 32 bytes or more), or remove the line where everybody may connect";
+        return refuse("http.api_keys_env", format!("the environment variable {api_keys_env} is not set: {fix}"));
+    }
+    let api_keys = api_keys.map(|keys| {
+        let parsed = StaticKeys::parse(keys.expose());
+        parsed.or_else(|e| refuse("http.api_keys_env", format!("{api_keys_env}: {e}")))
+    });
+    for host in file.allowed_hosts.iter().filter(|host| !access::is_host(host)) {
+        let problem = format!("{host:?} is no host: write the name that clients use, such as tollway.example.com");
+        return refuse("http.allowed_hosts", problem);
+    }
+    for origin in file.allowed_origins.iter().filter(|origin| !access::is_origin(origin)) {
+        let problem = format!("{origin:?} is no origin: write scheme and host, such as https://app.example.com");
+        return refuse("http.allowed_origins", problem);
+    }
     Ok(Http {
         bind: bind.parse().or_else(|_| refuse("http.bind", format!("{bind:?} is not an IP address")))?,
         port,
-        api_keys,
-        api_keys_env,
+        api_keys: api_keys.transpose()?,
         allowed_hosts: file.allowed_hosts,
         allowed_origins: file.allowed_origins,
         max_body_bytes: bounded("http.max_body_bytes", file.max_body_bytes, 1 << 20, 1 << 10, 64 << 20)?,
@@ -306,7 +331,7 @@ fn http(file: file::Http, source: &dyn Source) -> Result<Http, ConfigError> {
 fn signer(
     file: &file::Signer,
     transport: Transport,
-    http: &Http,
+    has_keys: bool,
     source: &dyn Source,
 ) -> Result<SignerMode, ConfigError> {
     let mode = file.mode.as_deref().unwrap_or("none");
@@ -320,6 +345,8 @@ fn signer(
     only("secret_env", &file.secret_env, "env-secret")?;
     only("base_url", &file.base_url, "external")?;
     only("auth_header_env", &file.auth_header_env, "external")?;
+    only("keystore_path", &file.keystore_path, "encrypted-key")?;
+    only("encryption_key_env", &file.encryption_key_env, "encrypted-key")?;
     let mode = match mode {
         "none" => SignerMode::None,
         "env-secret" if transport == Transport::Remote => {
@@ -352,7 +379,7 @@ fn signer(
             if base_url.scheme() != "https" && !is_loopback(&base_url) {
                 return refuse(
                     "signer.base_url",
-                    format!("{base_url} is not HTTPS: only a loopback signer may be plain"),
+                    format!("{} is not HTTPS: only a loopback signer may be plain", host(&base_url)),
                 );
             }
             SignerMode::External { base_url, auth_header }
@@ -364,14 +391,11 @@ fn signer(
             return refuse("signer.mode", format!("{other:?} is unknown: write none, env-secret (stdio) or external"));
         }
     };
-    if mode.can_pay() && transport == Transport::Remote && http.api_keys.is_none() {
+    if mode.can_pay() && transport == Transport::Remote && !has_keys {
         return refuse(
             "http.api_keys_env",
-            format!(
-                "the environment variable {} is not set, but a signer is configured: a remote transport never runs a \
-                 paying tool without bearer keys (name:secret, 32 bytes or more)",
-                http.api_keys_env
-            ),
+            "is missing, and the environment variable MCP_SERVER_API_KEYS is not set, but a signer is \
+             configured: a remote transport never runs a paying tool without bearer keys (name:secret, 32 bytes or more)",
         );
     }
     Ok(mode)
@@ -415,11 +439,14 @@ fn networks(
             if url.scheme() != "https" && network.is_mainnet() {
                 return refuse(
                     field("rpc_urls"),
-                    format!("{url} is not HTTPS: a mainnet is never asked in plain text"),
+                    format!("{} is not HTTPS: a mainnet is never asked in plain text", host(&url)),
                 );
             }
             if url.scheme() != "https" && !(allow_insecure_local || is_loopback(&url)) {
-                return refuse(field("rpc_urls"), format!("{url} is not HTTPS: only a loopback RPC may be plain"));
+                return refuse(
+                    field("rpc_urls"),
+                    format!("{} is not HTTPS: only a loopback RPC may be plain", host(&url)),
+                );
             }
             rpc_urls.push(url);
         }
@@ -450,13 +477,24 @@ fn networks(
     Ok(networks)
 }
 
-fn store(file: &file::Budget, source: &dyn Source) -> Result<Store, ConfigError> {
+/// `needed`: some command or a signer uses the ledger. A `DATABASE_URL` that is there for another program does not keep
+/// a server from searching a catalog.
+fn store(file: &file::Budget, needed: bool, source: &dyn Source) -> Result<Store, ConfigError> {
+    let variable = file.database_url_env.as_deref();
+    let name = variable.unwrap_or("DATABASE_URL");
+    let url = secret_env(name, source).filter(|_| needed);
+    if url.is_none() && variable.is_some() && needed {
+        return refuse("budget.database_url_env", format!("the environment variable {name} is not set"));
+    }
     match file.store.as_deref() {
         None | Some("sqlite") => {
-            let path = match &file.path {
-                Some(path) if Path::new(path).is_absolute() => PathBuf::from(path),
-                Some(path) => return refuse("budget.path", format!("{path:?} is relative: write an absolute path")),
-                None => state_dir(source)?.join("ledger.sqlite"),
+            let path = match (url, &file.path) {
+                (Some(url), _) => database_path(name, url.expose())?,
+                (None, Some(path)) if Path::new(path).is_absolute() => PathBuf::from(path),
+                (None, Some(path)) => {
+                    return refuse("budget.path", format!("{path:?} is relative: write an absolute path"));
+                }
+                (None, None) => state_dir(source)?.join("ledger.sqlite"),
             };
             Ok(Store::Sqlite(path))
         }
@@ -467,6 +505,20 @@ fn store(file: &file::Budget, source: &dyn Source) -> Result<Store, ConfigError>
             refuse("budget.store", "memory does not exist here (a restart would forget what was spent): write sqlite")
         }
         Some(other) => refuse("budget.store", format!("{other:?} is unknown: write sqlite")),
+    }
+}
+
+/// `sqlite:///absolute/path`. What is refused is not quoted: the URL of a database server holds a password.
+fn database_path(name: &str, url: &str) -> Result<PathBuf, ConfigError> {
+    let path = url.strip_prefix("sqlite:").map(|rest| rest.strip_prefix("//").unwrap_or(rest));
+    match path {
+        Some(path) if path.starts_with('/') && !path.contains(['?', '#', '%']) => Ok(PathBuf::from(path)),
+        Some(_) => refuse(name, "is no sqlite URL of a file: write sqlite:///absolute/path"),
+        None => refuse(
+            name,
+            "names another database than SQLite, and this version has no other ledger: unset it (the ledger is then at \
+             budget.path), or write sqlite:///absolute/path",
+        ),
     }
 }
 
@@ -585,19 +637,15 @@ fn same_row(a: &file::Limit, b: &file::Limit) -> bool {
 fn key_ring(file: &file::Keys, source: &dyn Source) -> Result<KeyRingSource, ConfigError> {
     match (&file.ring_env, &file.ring_file) {
         (Some(_), Some(_)) => refuse("keys", "has both ring_env and ring_file: write one of them"),
-        (Some(name), None) => match secret_env(name, source) {
-            Some(keys) => Ok(KeyRingSource::Keys(keys)),
+        (Some(name), None) => match secret_env(name, source).map(|keys| KeyRing::parse(keys.expose())) {
+            Some(Ok(ring)) => Ok(KeyRingSource::Keys(ring)),
+            Some(Err(e)) => refuse("keys.ring_env", format!("{name}: {e}")),
             None => refuse("keys.ring_env", format!("the environment variable {name} is not set")),
         },
-        (None, Some(path)) => {
-            let bytes = source
-                .read(Path::new(path))
-                .or_else(|e| refuse("keys.ring_file", format!("{path:?} cannot be read ({e})")))?;
-            match String::from_utf8(bytes.to_vec()) {
-                Ok(text) => Ok(KeyRingSource::Keys(Secret::new(text.trim().to_owned()))),
-                Err(_) => refuse("keys.ring_file", format!("{path:?} is not text: write base64 or hex keys")),
-            }
-        }
+        (None, Some(path)) => match source.key_ring(Path::new(path)) {
+            Ok(ring) => Ok(KeyRingSource::Keys(ring)),
+            Err(e) => refuse("keys.ring_file", e.to_string()),
+        },
         (None, None) => Ok(KeyRingSource::BesideLedger),
     }
 }
@@ -611,7 +659,7 @@ fn security(file: file::NetworkSecurity, source: &dyn Source) -> Result<NetworkS
         }
         let parsed = operator_url(&field, &url)?;
         if parsed.scheme() != "https" && !(file.allow_insecure_local && is_loopback(&parsed)) {
-            return refuse(field, format!("{url:?} is not HTTPS"));
+            return refuse(field, format!("{} is not HTTPS: sellers are called over HTTPS only", host(&parsed)));
         }
         resolved.insert(name, parsed);
     }
@@ -673,19 +721,24 @@ fn bounded(field: &str, value: Option<usize>, default: usize, min: usize, max: u
     }
 }
 
-/// A URL that the operator wrote: http or https, with a host, without credentials, query or fragment.
+/// A URL that the operator wrote: http or https, with a host, without credentials, query or fragment. What is refused
+/// is not quoted: it may hold an access key.
 fn operator_url(field: &str, text: &str) -> Result<Url, ConfigError> {
-    let url = Url::parse(text).or_else(|e| refuse(field, format!("{text:?} is not a URL ({e})")))?;
+    let url = Url::parse(text).or_else(|e| refuse(field, format!("is not a URL ({e}): write https://host/path")))?;
     if !matches!(url.scheme(), "http" | "https") || url.host().is_none() {
-        return refuse(field, format!("{text:?} is not an http or https URL"));
+        return refuse(field, format!("has the scheme {:?}: write an http or https URL", url.scheme()));
     }
     if !url.username().is_empty() || url.password().is_some() {
         return refuse(field, "has credentials in the URL: put them into an environment variable");
     }
     if url.query().is_some() || url.fragment().is_some() {
-        return refuse(field, format!("{text:?} has a query or fragment: write the base URL alone"));
+        return refuse(field, format!("{} has a query or fragment: write the base URL alone", host(&url)));
     }
     Ok(url)
+}
+
+fn host(url: &Url) -> &str {
+    url.host_str().unwrap_or_default()
 }
 
 fn is_loopback(url: &Url) -> bool {
@@ -743,7 +796,7 @@ mod tests {
         let env = source(&[
             ("STELLAR_SECRET_KEY", "SADQOBYHA4DQOBYHA4DQOBYHA4DQOBYHA4DQOBYHA4DQOBYHA4DQP54X"),
             ("MCP_SIGNER_AUTH_HEADER", "Bearer x"),
-            ("TOLLWAY_KEY_RING", "00112233"),
+            ("TOLLWAY_KEY_RING", "000102030405060708090a0b0c0d0e0f000102030405060708090a0b0c0d0e0f"),
             KEYS,
         ]);
         for (name, text) in profiles::ALL {
@@ -826,6 +879,30 @@ mod tests {
                 "11",
             ),
             ("facilitator: {base_url: 'https://u:p@c.example'}\n".into(), None, "facilitator.base_url", "credentials"),
+            (format!("{CATALOG}transport: sse\n"), None, "transport", "streamable-http"),
+            (format!("{CATALOG}signer: {{keystore_path: /k}}\n"), None, "signer.keystore_path", "belongs"),
+            (format!("{CATALOG}signer: {{encryption_key_env: K}}\n"), None, "signer.encryption_key_env", "belongs"),
+            (format!("{CATALOG}http: {{api_keys_env: KEYS}}\n"), remote, "http.api_keys_env", "KEYS is not set"),
+            (
+                format!("{CATALOG}http: {{allowed_hosts: ['https://c.example']}}\n"),
+                None,
+                "http.allowed_hosts",
+                "name that clients use",
+            ),
+            (
+                format!("{CATALOG}http: {{allowed_origins: [app.example]}}\n"),
+                None,
+                "http.allowed_origins",
+                "scheme and host",
+            ),
+            (format!("{CATALOG}keys: {{ring_env: RING}}\n"), None, "keys.ring_env", "RING is not set"),
+            (format!("{CATALOG}keys: {{ring_file: /no/ring}}\n"), None, "keys.ring_file", "/no/ring"),
+            (
+                format!("{CATALOG}{paying}budget: {{database_url_env: DB}}\n"),
+                None,
+                "budget.database_url_env",
+                "DB is not set",
+            ),
         ];
         for (text, transport, field, word) in cases {
             let error = match parse(&text, transport, &source(&[])) {
@@ -848,6 +925,52 @@ mod tests {
         assert_eq!(error.field, "networks.stellar:pubnet.enabled");
         let config = parse(&text, Some(Transport::Stdio), &source(&[])).unwrap();
         assert!(config.payable.contains(&"stellar:pubnet".parse().unwrap()));
+    }
+
+    #[test]
+    fn a_weak_key_or_ring_is_refused_before_anything_starts_and_never_quoted() {
+        let text = format!("{CATALOG}keys: {{ring_env: RING}}\n");
+        let good = "000102030405060708090a0b0c0d0e0f000102030405060708090a0b0c0d0e0f";
+        let ring = |ring| parse(&text, None, &source(&[("RING", ring)]));
+        assert!(matches!(ring(good).unwrap().key_ring, KeyRingSource::Keys(_)));
+        let error = ring("0badc0de0badc0de").unwrap_err();
+        assert!(error.field == "keys.ring_env" && error.problem.contains("32 bytes"), "{error}");
+        assert!(!error.to_string().contains("0badc0de"), "{error}");
+
+        let keys = |keys, transport| parse(CATALOG, Some(transport), &source(&[("MCP_SERVER_API_KEYS", keys)]));
+        let error = keys("a:0badc0de", Transport::Remote).unwrap_err();
+        assert!(error.field == "http.api_keys_env" && error.problem.contains("openssl"), "{error}");
+        assert!(!error.to_string().contains("0badc0de"), "{error}");
+        assert!(keys("a:0badc0de", Transport::Stdio).unwrap().http.api_keys.is_none(), "not read on stdio");
+    }
+
+    #[test]
+    fn database_url_names_the_ledger_or_is_refused_without_its_password() {
+        let paying = format!("{CATALOG}signer: {{mode: external, base_url: 'https://s.example'}}\n");
+        let stored = |text: &str, pairs: &[_]| parse(text, None, &source(pairs)).map(|config| config.store);
+        let sqlite = Ok(Store::Sqlite("/var/lib/l.sqlite".into()));
+        assert_eq!(stored(&paying, &[("DATABASE_URL", "sqlite:///var/lib/l.sqlite")]), sqlite);
+        let named = format!("{paying}budget: {{path: /elsewhere, database_url_env: DB}}\n");
+        assert_eq!(stored(&named, &[("DB", "sqlite:/var/lib/l.sqlite"), ("DATABASE_URL", "mysql://x")]), sqlite);
+        for url in ["postgres://u:hunter2@db/x", "sqlite::memory:", "sqlite://l.sqlite", "hunter2"] {
+            let error = stored(&paying, &[("DATABASE_URL", url)]).unwrap_err();
+            assert_eq!(error.field, "DATABASE_URL", "{url}");
+            assert!(error.problem.contains("sqlite:///absolute/path") && !error.problem.contains("hunter2"), "{error}");
+        }
+        // Discovery has no ledger: another program's variable is no reason to refuse.
+        assert!(stored(CATALOG, &[("DATABASE_URL", "postgres://u:hunter2@db/x")]).is_ok());
+        let operator = load_store(None, &source(&[("DATABASE_URL", "postgres://u:hunter2@db/x")]));
+        assert_eq!(operator.unwrap_err().field, "DATABASE_URL");
+    }
+
+    #[test]
+    fn a_refused_url_does_not_show_the_access_key_in_it() {
+        for url in ["https://r.example/v1?key=hunter2", "https://u:hunter2@r.example", "https://r.example:x/hunter2"] {
+            let text = format!("{CATALOG}networks: {{'stellar:testnet': {{rpc_urls: ['{url}']}}}}\n");
+            let error = parse(&text, None, &source(&[])).unwrap_err();
+            assert_eq!(error.field, "networks.stellar:testnet.rpc_urls");
+            assert!(!error.to_string().contains("hunter2"), "{error}");
+        }
     }
 
     #[test]

@@ -28,7 +28,7 @@ const MAX_TEXT: usize = 16 * 1024;
 
 #[derive(Debug, thiserror::Error)]
 pub enum SealError {
-    #[error("a ring needs keys of at least 32 bytes")]
+    #[error("a ring needs keys of at least 32 bytes (openssl rand -hex 32)")]
     KeyTooShort,
     #[error("a ring needs 1 to {MAX_KEYS} keys")]
     KeyCount,
@@ -40,8 +40,8 @@ pub enum SealError {
     Mode(PathBuf, u32),
     #[error("the key file {0} is not a regular file")]
     NotAFile(PathBuf),
-    #[error("the key file {0}")]
-    File(PathBuf, #[source] io::Error),
+    #[error("the key file {0}: {1}")]
+    File(PathBuf, io::Error),
 }
 
 /// Newest key first: it seals and signs; all of them open and verify.

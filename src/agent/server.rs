@@ -15,8 +15,8 @@ use crate::chain::stellar::{self, Stellar};
 use crate::config::{Config, KeyRingSource, SignerMode, Store, Transport};
 use crate::guard::Rules;
 use crate::http::{self, Client, Destination};
-use crate::ledger::{Ledger, SqliteLedger};
-use crate::mcp::{self, Authenticator, StaticKeys};
+use crate::ledger::{Ledger, LedgerError, SqliteLedger};
+use crate::mcp::{self, Authenticator};
 use crate::pay::{Parts, Payer, Settings};
 use crate::ports::World;
 use crate::seal::KeyRing;
@@ -55,7 +55,17 @@ pub struct Paying {
 }
 
 impl Server {
+    /// Ready to serve, with the file's limits in the ledger.
     pub async fn start(config: &Config, world: &World) -> Result<Server, StartError> {
+        let server = Server::probe(config, world).await?;
+        if let Some(paying) = &server.paying {
+            paying.ledger.replace_limits("file", &config.limits).await.map_err(|e| ledger_failed(config, &e))?;
+        }
+        Ok(server)
+    }
+
+    /// The same parts for a look at them: a file that is only being checked changes no limit of a running server.
+    pub async fn probe(config: &Config, world: &World) -> Result<Server, StartError> {
         let tls = http::tls(config.security.ca_pem.as_deref()).map_err(StartError::Config)?;
         let limits =
             http::Limits { timeout: config.security.timeout, max_response_bytes: config.security.max_response_bytes };
@@ -90,13 +100,10 @@ impl Server {
     }
 
     /// `/mcp` and `/healthz`.
-    pub fn router(&self, config: &Config, shutdown: CancellationToken) -> Result<axum::Router, StartError> {
+    pub fn router(&self, config: &Config, shutdown: CancellationToken) -> axum::Router {
         let authenticator = match &config.http.api_keys {
             None => Authenticator::Public,
-            Some(keys) => Authenticator::StaticKeys(
-                StaticKeys::parse(keys.expose())
-                    .map_err(|e| StartError::Config(format!("{}: {e}", config.http.api_keys_env)))?,
-            ),
+            Some(keys) => Authenticator::StaticKeys(keys.clone()),
         };
         let payments = match &self.paying {
             None => "disabled",
@@ -109,7 +116,7 @@ impl Server {
         });
         let health = axum::Router::new().route("/healthz", get(move || async move { axum::Json(health) }));
         let settings = self.settings(config, shutdown);
-        Ok(mcp::router(settings, self.tools.clone(), authenticator).merge(health))
+        mcp::router(settings, self.tools.clone(), authenticator).merge(health)
     }
 
     pub fn settings(&self, config: &Config, shutdown: CancellationToken) -> mcp::Settings {
@@ -133,15 +140,11 @@ async fn paying(
     ring: &KeyRing,
 ) -> Result<Paying, StartError> {
     let path = ledger_path(config)?;
-    let ledger = SqliteLedger::open(path, world.clone(), Some(ring.clone()))
-        .await
-        .map_err(|e| StartError::Ledger { path: path.display().to_string(), problem: e.to_string() })?;
+    let ledger =
+        SqliteLedger::open(path, world.clone(), Some(ring.clone())).await.map_err(|e| ledger_failed(config, &e))?;
     let ledger = Arc::new(ledger);
-    ledger
-        .replace_limits("file", &config.limits)
-        .await
-        .map_err(|e| StartError::Ledger { path: path.display().to_string(), problem: e.to_string() })?;
-    let limited = !ledger.limits().await.is_ok_and(|limits| limits.is_empty());
+    let limits = ledger.limits().await.map_err(|e| ledger_failed(config, &e))?;
+    let limited = !config.limits.is_empty() || limits.iter().any(|limit| limit.source != "file");
 
     let mut chains = BTreeMap::new();
     let mut max_authorization = BTreeMap::new();
@@ -192,7 +195,12 @@ fn signer(mode: &SignerMode, operator: Client) -> Result<Signer, StartError> {
     }
 }
 
-pub fn ledger_path(config: &Config) -> Result<&Path, StartError> {
+fn ledger_failed(config: &Config, error: &LedgerError) -> StartError {
+    let path = ledger_path(config).map_or_else(|_| String::new(), |path| path.display().to_string());
+    StartError::Ledger { path, problem: error.to_string() }
+}
+
+fn ledger_path(config: &Config) -> Result<&Path, StartError> {
     match &config.store {
         Store::Sqlite(path) => Ok(path),
         Store::Postgres => Err(StartError::Config("budget.store: postgres is not in this version".into())),
@@ -200,9 +208,9 @@ pub fn ledger_path(config: &Config) -> Result<&Path, StartError> {
 }
 
 /// Configured keys; else, where money is kept, a file beside the ledger; else keys of this process alone.
-pub fn ring(config: &Config, world: &World) -> Result<KeyRing, StartError> {
+fn ring(config: &Config, world: &World) -> Result<KeyRing, StartError> {
     match (&config.key_ring, &config.store) {
-        (KeyRingSource::Keys(keys), _) => KeyRing::parse(keys.expose()).map_err(|e| StartError::KeyRing(e.to_string())),
+        (KeyRingSource::Keys(ring), _) => Ok(ring.clone()),
         (KeyRingSource::BesideLedger, Store::Sqlite(path)) if config.signer.can_pay() => {
             KeyRing::load_or_create(world, &path.with_file_name("keyring"))
                 .map_err(|e| StartError::KeyRing(e.to_string()))

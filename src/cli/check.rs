@@ -1,11 +1,12 @@
 //! `tollway check`: what the configuration means, and with `--online` whether its parts answer.
 
+use std::collections::BTreeSet;
 use std::process::ExitCode;
 
 use serde::Serialize;
 
 use super::Failure;
-use crate::agent::server::{self, Server};
+use crate::agent::server::Server;
 use crate::catalog::SearchQuery;
 use crate::config::{Config, Store, Transport};
 use crate::ledger::{Ledger as _, Subject};
@@ -71,6 +72,23 @@ fn read(config: &Config) -> Vec<Finding> {
     };
     say("transport", Verdict::Ok, transport);
     say("catalog", Verdict::Ok, config.catalog_url.to_string());
+    if config.transport == Transport::Remote {
+        match &config.http.api_keys {
+            None => say("callers", Verdict::Ok, "everybody: no bearer key is configured".into()),
+            Some(keys) => {
+                let names: BTreeSet<&str> = keys.names().map(|name| name.as_str()).collect();
+                say("callers", Verdict::Ok, names.into_iter().collect::<Vec<_>>().join(", "));
+            }
+        }
+        if !config.http.bind.is_loopback() && config.http.allowed_hosts.is_empty() {
+            let detail = "http.allowed_hosts is empty: every request that does not name localhost is refused";
+            say("hosts", Verdict::Warning, detail.into());
+        }
+    }
+    if config.security.allow_insecure_local {
+        let detail = "allow_insecure_local: sellers on loopback and plain HTTP are dialled; for development only";
+        say("network_security", Verdict::Warning, detail.into());
+    }
     if !config.signer.can_pay() {
         say("payments", Verdict::Ok, "off: signer.mode is none".into());
         return findings;
@@ -111,10 +129,6 @@ fn read(config: &Config) -> Vec<Finding> {
         .collect();
         say(&format!("limit on {}", limit.unit.network), Verdict::Ok, format!("{whom}: {}", figures.join(", ")));
     }
-    if config.security.allow_insecure_local {
-        let detail = "allow_insecure_local: sellers on loopback and plain HTTP are dialled; for development only";
-        say("network_security", Verdict::Warning, detail.into());
-    }
     findings
 }
 
@@ -127,7 +141,7 @@ async fn online(config: &Config, findings: &mut Vec<Finding>) {
         findings.push(Finding { what, verdict, detail });
     };
     let (world, _tasks) = machine::world();
-    let server = match Server::start(config, &world).await {
+    let server = match Server::probe(config, &world).await {
         Ok(server) => server,
         Err(error) => return say("start".into(), Err(error.to_string())),
     };
@@ -162,5 +176,4 @@ async fn online(config: &Config, findings: &mut Vec<Finding>) {
             say(format!("{network} balance"), told);
         }
     }
-    let _ = server::ledger_path(config);
 }

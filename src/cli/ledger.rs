@@ -75,11 +75,13 @@ pub struct SetArgs {
     /// The token as the network names it
     #[arg(long)]
     asset: Asset,
-    /// Atomic units; 0 denies
+    /// Atomic units that one payment may cost; 0 denies
     #[arg(long, value_name = "AMOUNT")]
     per_call: Option<Amount>,
+    /// Atomic units that one MCP session may spend
     #[arg(long, value_name = "AMOUNT")]
     per_session: Option<Amount>,
+    /// Atomic units of one UTC day
     #[arg(long, value_name = "AMOUNT")]
     per_day: Option<Amount>,
     /// Allow payments without any limit
@@ -98,6 +100,7 @@ pub struct StopArgs {
     /// Only on this network, with --asset; without both: everywhere
     #[arg(long, requires = "asset")]
     network: Option<Network>,
+    /// Only this token, with --network
     #[arg(long, requires = "network")]
     asset: Option<Asset>,
     /// Answer as JSON
@@ -250,8 +253,10 @@ pub struct ListArgs {
     /// reserved, in_doubt, settled or released
     #[arg(long, value_parser = state)]
     state: Option<State>,
+    /// Only this agent's
     #[arg(long)]
     agent: Option<AgentId>,
+    /// At most this many
     #[arg(long, default_value_t = 50)]
     limit: u32,
     /// Answer as JSON
@@ -337,7 +342,7 @@ async fn audit(as_json: bool, ledger: &dyn Ledger) -> Result<ExitCode, Failure> 
 
 fn payment_json(payment: &Payment) -> Value {
     json!({
-        "paymentIdentifier": payment.payment_id.to_hex(), "agent": payment.agent.as_str(),
+        "paymentIdentifier": payment.payment_id.short(), "agent": payment.agent.as_str(),
         "idempotencyKey": payment.idempotency_key.as_ref().map(|key| key.as_str()), "ref": payment.resource_ref,
         "versionHash": payment.version_hash, "network": payment.network.as_str(), "scheme": payment.scheme,
         "asset": payment.asset.as_str(), "payer": payment.payer, "payTo": payment.pay_to,

@@ -1,4 +1,4 @@
-//! The command line: one file per group of commands; `wiring` builds the parts from the configuration.
+//! The command line: one file per group of commands. `agent::server` builds the parts from the configuration.
 
 pub mod check;
 pub mod serve;
@@ -27,6 +27,11 @@ Start here:
   tollway init paying-local       write a commented configuration
   tollway check --online          see what works before an agent does
 
+Environment:
+  FACILITATOR_URL, PORT, DATABASE_URL   override the file's catalog, port and ledger (sqlite:///absolute/path)
+  TOLLWAY_LOG                           what is logged to standard error: warn,tollway=info
+  TOLLWAY_LOG_FORMAT=json               one JSON object a line
+
 Exit codes: 0 done, 1 failed, 2 wrong usage or configuration."
 )]
 struct Cli {
@@ -39,7 +44,7 @@ struct Cli {
 
 #[derive(Debug, Subcommand)]
 enum Command {
-    /// Serve MCP over HTTP: /mcp for agents, /healthz
+    /// Serve MCP over HTTP: /mcp for agents, /healthz; with a signer only to bearer keys
     Serve,
     /// Serve MCP on standard input and output
     Stdio,

@@ -22,7 +22,7 @@ pub async fn serve(config: Config) -> Result<ExitCode, Failure> {
     let server = Server::start(&config, &world).await.map_err(|e| Failure::Usage(e.to_string()))?;
     say_what_is_off(&server);
     let shutdown = CancellationToken::new();
-    let app = server.router(&config, shutdown.clone()).map_err(|e| Failure::Usage(e.to_string()))?;
+    let app = server.router(&config, shutdown.clone());
     let at = SocketAddr::new(config.http.bind, config.http.port);
     let listener = tokio::net::TcpListener::bind(at)
         .await

@@ -9,7 +9,7 @@ use serde::Deserialize;
 #[serde(deny_unknown_fields)]
 pub struct File {
     pub facilitator: Option<Facilitator>,
-    /// `stdio`, `streamable-http` or `sse`: what `tollway check` checks for. `serve` and `stdio` know their own.
+    /// `stdio` or `streamable-http`: what `tollway check` checks for. `serve` and `stdio` know their own.
     pub transport: Option<String>,
     #[serde(default)]
     pub http: Http,

@@ -38,6 +38,17 @@ fn host_fits(entry: &str, authority: &Authority) -> bool {
         && (entry.port().is_none() || entry.port_u16() == authority.port_u16())
 }
 
+/// Whether an entry of `http.allowed_hosts` can fit any request.
+pub fn is_host(entry: &str) -> bool {
+    let host = |authority: &Authority| !authority.host().is_empty() && !entry.contains('@');
+    entry == "*" || entry.parse().is_ok_and(|authority| host(&authority))
+}
+
+/// Whether an entry of `http.allowed_origins` can fit any request.
+pub fn is_origin(entry: &str) -> bool {
+    matches!(entry, "*" | "null") || split_origin(entry).is_some()
+}
+
 /// No `Origin` is no browser.
 pub fn origin(headers: &HeaderMap, allowed: &[String]) -> Result<(), String> {
     let mut origins = headers.get_all(ORIGIN).iter();

@@ -57,6 +57,7 @@ impl Authenticator {
 }
 
 /// Named secrets. Several secrets may have one name, so that a key can be changed without a new budget.
+#[derive(Clone)]
 pub struct StaticKeys(Vec<(AgentId, [u8; 32])>);
 
 impl StaticKeys {

@@ -5,7 +5,7 @@
 //! [`headers`] and [`revision`] serve the upstream client too.
 
 #[cfg(feature = "roles")]
-mod access;
+pub(crate) mod access;
 #[cfg(feature = "roles")]
 pub mod auth;
 #[cfg(feature = "roles")]

@@ -82,7 +82,7 @@ pub async fn start(options: Options, world: &World) -> Result<Running, StartErro
     write(&state.dir.join("stdio.yaml"), &stdio)?;
     let config = config::parse(&text, Some(Transport::Remote), &environment)?;
     let server = agent::server::Server::start(&config, world).await.map_err(|e| StartError::Other(e.to_string()))?;
-    let router = server.router(&config, shutdown.clone()).map_err(|e| StartError::Other(e.to_string()))?;
+    let router = server.router(&config, shutdown.clone());
     let agent_url = format!("{}/mcp", front.url);
     front.serve(world, router, &shutdown);
     Ok(Running { agent_url, backends, agent_key, state, shutdown: guard.disarm() })
