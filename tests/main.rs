@@ -17,3 +17,5 @@ mod outcomes;
 mod pay;
 #[cfg(feature = "sandbox")]
 mod witness;
+#[cfg(feature = "sandbox")]
+mod secrets;

@@ -158,10 +158,18 @@ pub fn rpc_error(code: i64, message: &str) -> Reply {
 fn with_id(reply: Reply, request: &Request) -> Reply {
     match reply {
         Reply::Http(status, headers, body) => {
-            Reply::Http(status, headers, body.replace("\"$id\"", &request.json()["id"].to_string()))
+            let body = body.replace("\"$id\"", &request.json()["id"].to_string());
+            Reply::Http(status, headers, body.replace("$transaction", &transaction(request)))
         }
         other => other,
     }
+}
+
+/// The signed transaction that a request carries, to a seller or to an RPC; empty where it has none.
+pub fn transaction(request: &Request) -> String {
+    let params = &request.json()["params"];
+    let payload = &params["_meta"]["x402/payment"]["payload"]["transaction"];
+    payload.as_str().or(params["transaction"].as_str()).unwrap_or_default().to_owned()
 }
 
 pub fn is_paid(request: &Request) -> bool {

@@ -3,11 +3,11 @@
 
 pub mod after;
 pub mod before;
-mod bench;
+pub mod bench;
 pub mod faulty;
 pub mod lookup;
 pub mod reserve;
-mod server;
+pub mod server;
 mod tools;
 
 use std::path::Path;
