@@ -166,7 +166,9 @@ async fn paying(
     let mut settings = Settings::new(Rules { payable: config.payable.iter().cloned().collect() });
     settings.sign_within = config.sign_within;
     settings.probe_timeout = config.security.timeout;
-    settings.rpc_timeout = config.security.timeout;
+    // The RPCs of a network are asked one after another.
+    let rpcs = config.networks.values().map(|n| n.rpc_urls.len()).max().unwrap_or(1).max(1);
+    settings.rpc_timeout = config.security.timeout.saturating_mul(u32::try_from(rpcs).unwrap_or(u32::MAX));
     settings.paid_call_timeout = config.security.paid_call_timeout;
     settings.max_authorization = max_authorization;
     settings.account_ceiling = config.smart_account_ceiling;

@@ -72,4 +72,12 @@ mod tests {
             assert!(ALL[..i].iter().all(|(other, _)| other != word), "{word} stands twice");
         }
     }
+
+    #[test]
+    fn the_documented_list_is_this_list() {
+        let page = include_str!("../../docs/warnings.md");
+        let rows: Vec<&str> = page.lines().filter(|line| line.starts_with("| `")).collect();
+        let wanted: Vec<String> = ALL.iter().map(|(word, sentence)| format!("| `{word}` | {sentence} |")).collect();
+        assert_eq!(rows, wanted);
+    }
 }
