@@ -32,6 +32,7 @@ pub async fn serve(config: Config) -> Result<ExitCode, Failure> {
     let ended = end_on_signal(&world, shutdown.clone());
     mcp::serve::serve(machine::TcpListener(listener), world.clone(), app, shutdown).await;
     drop(ended);
+    drop(server);
     drain(tasks, config.http.drain).await;
     Ok(ExitCode::SUCCESS)
 }
@@ -48,6 +49,7 @@ pub async fn stdio(config: Config) -> Result<ExitCode, Failure> {
     let served =
         mcp::stdio(settings, handler, config.stdio_agent.clone(), tokio::io::stdin(), tokio::io::stdout()).await;
     drop(ended);
+    drop(server);
     drain(tasks, config.http.drain).await;
     match served {
         Ok(()) => Ok(ExitCode::SUCCESS),
@@ -92,6 +94,8 @@ pub(super) async fn termination() {
     let _ = futures_util::future::select(terminate, interrupt).await;
 }
 
+/// Call it after the server is dropped: its clients keep idle connections, and each is a task.
+///
 /// Payments in flight finish their bookkeeping; what is left after that stays in the ledger, and is found there.
 async fn drain(tasks: TaskTracker, grace: Duration) {
     tasks.close();
