@@ -13,7 +13,10 @@ mod sqlite;
 #[cfg(test)]
 mod table;
 
+use std::time::Duration;
+
 use futures_util::future::BoxFuture;
+use tokio::time::Instant;
 
 use crate::guard::Quote;
 use crate::money::{AgentId, Amount, Asset, IdempotencyKey, Network, ParseError, PaymentId, Unit};
@@ -157,6 +160,8 @@ pub struct Reserved {
     pub(crate) payment_id: PaymentId,
     pub(crate) authorization: Authorization,
     pub(crate) lease: Lease,
+    /// The end of `sign_within` by the clock that nobody sets: a wall clock that is set back does not widen the window.
+    pub(crate) sign_until: Instant,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -432,12 +437,14 @@ pub enum NotReserved {
 
 /// Writes the row: the only way from a [`Quote`] to something that may be signed.
 pub async fn reserve(ledger: &dyn Ledger, intent: Intent) -> Result<Reserved, NotReserved> {
+    let sign_within = Duration::from_millis(intent.sign_within_ms.min(intent.lease_ms));
     match ledger.decide(&intent).await {
         Ok(Decision::Fresh(lease)) => Ok(Reserved {
             quote: intent.quote,
             payment_id: intent.payment_id,
             authorization: intent.authorization,
             lease,
+            sign_until: Instant::now() + sign_within,
         }),
         Ok(other) => Err(NotReserved::Refused(other)),
         Err(error) => Err(NotReserved::Ledger(error)),

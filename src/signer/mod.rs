@@ -8,6 +8,7 @@ mod tests;
 
 use std::time::Duration;
 
+use tokio::time::Instant;
 use url::Url;
 use zeroize::Zeroizing;
 
@@ -105,7 +106,8 @@ impl Signer {
         if now >= reserved.lease.expires_ms {
             return Err(NotSigned::LeaseLost(reserved));
         }
-        if now >= reserved.lease.sign_before_ms {
+        let left = reserved.sign_until.saturating_duration_since(Instant::now());
+        if now >= reserved.lease.sign_before_ms || left.is_zero() {
             return Err(NotSigned::WindowMissed(reserved));
         }
         match &self.0 {
@@ -121,7 +123,7 @@ impl Signer {
                     draft: &draft,
                     payment_id: reserved.payment_id,
                     sign_before_ms: until,
-                    timeout: Duration::from_millis(until - now),
+                    timeout: Duration::from_millis(until - now).min(left),
                 };
                 let answer = match signer.sign(request).await {
                     Ok(answer) => answer,
@@ -129,7 +131,7 @@ impl Signer {
                     Err(external::Failure::Unavailable(why)) => return Err(NotSigned::Unavailable(reserved, why)),
                     Err(external::Failure::Lost(why)) => return Err(NotSigned::Failed(reserved, why)),
                 };
-                if world.unix_ms() >= until {
+                if world.unix_ms() >= until || Instant::now() >= reserved.sign_until {
                     return Err(NotSigned::Failed(reserved, "the signer's answer came too late".into()));
                 }
                 match draft.attach_base64(&answer) {

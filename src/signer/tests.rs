@@ -104,7 +104,8 @@ fn reserved(world: &World) -> (Reserved, Draft) {
         at: at.sequence.into(),
     };
     let lease = Lease { token: [0; 16], expires_ms: NOW + 60_000, sign_before_ms: NOW + 10_000 };
-    (Reserved { quote, payment_id: PaymentId::from_bytes([0xab; 32]), authorization, lease }, draft)
+    let sign_until = Instant::now() + Duration::from_secs(10);
+    (Reserved { quote, payment_id: PaymentId::from_bytes([0xab; 32]), authorization, lease, sign_until }, draft)
 }
 
 type Answer = Arc<dyn Fn(&serde_json::Value) -> Response + Send + Sync>;
@@ -171,6 +172,24 @@ fn word(result: &Result<Signed, NotSigned>) -> &'static str {
         Err(NotSigned::Unavailable(..)) => "unavailable",
         Err(NotSigned::Failed(..)) => "failed",
     }
+}
+
+#[tokio::test]
+async fn a_clock_that_is_set_back_does_not_widen_the_window() {
+    let (world, hand) = world();
+    hand.0.store(NOW - 3_600_000, Ordering::SeqCst);
+    let (mut late, draft) = reserved(&world);
+    late.sign_until = Instant::now();
+    let signer = Signer::env_secret(seed_of(&key())).unwrap();
+    assert_eq!(word(&signer.sign(late, draft, PASSPHRASE, &world).await), "window");
+
+    // A signer that never answers is waited for no longer than the window, not for the hour.
+    let silent = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let base = format!("http://{}/", silent.local_addr().unwrap()).parse().unwrap();
+    let signer = Signer::external(base, None, client(&world)).unwrap();
+    let (mut short, draft) = reserved(&world);
+    short.sign_until = Instant::now() + Duration::from_millis(300);
+    assert_eq!(word(&signer.sign(short, draft, PASSPHRASE, &world).await), "failed");
 }
 
 #[tokio::test]
