@@ -254,8 +254,15 @@ impl fmt::Debug for PaymentId {
 }
 
 /// The agent's own name for one logical call: 16-128 of `[A-Za-z0-9_-]`.
-#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
+/// With it an agent gets a paid output again, so `Debug` does not show it.
+#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct IdempotencyKey(String);
+
+impl fmt::Debug for IdempotencyKey {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("IdempotencyKey(…)")
+    }
+}
 
 impl IdempotencyKey {
     pub fn as_str(&self) -> &str {
@@ -286,6 +293,14 @@ mod tests {
         let too_large = "115792089237316195423570985008687907853269984665640564039457584007913129639936";
         assert!(matches!(too_large.parse::<Amount>(), Err(ParseError::AmountTooLarge(_))));
         assert_eq!(Amount::MAX.to_string().parse::<Amount>(), Ok(Amount::MAX));
+    }
+
+    #[test]
+    fn what_gives_an_output_again_is_not_shown_by_debug() {
+        let key: IdempotencyKey = "a-key-of-an-agent-1".parse().unwrap();
+        let id = PaymentId::from_bytes([0xab; 32]);
+        let shown = format!("{key:?} {id:?}");
+        assert!(!shown.contains("a-key") && !shown.contains(&id.to_hex()), "{shown}");
     }
 
     #[test]
