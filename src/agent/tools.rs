@@ -21,8 +21,8 @@ use crate::pay::object::{Object, array};
 use crate::pay::{Funds, Payer, Phase, Which};
 use crate::upstream::Upstream;
 
-/// Keyless payments whose answer is on its way to the agent. More than so many at once are not marked as answered:
-/// a repeated call then gets the stored outcome, which costs nothing.
+/// Keyless payments whose answer is on its way to the agent. Of more than so many some are not marked as answered: a
+/// repeated call then gets the stored outcome, which costs nothing.
 const MAX_UNDELIVERED: usize = 10_000;
 
 /// A seller that takes longer to say that it is there is reported as unreachable.
@@ -209,10 +209,7 @@ impl AgentTools {
             .await
             .map_err(|error| errors::problem(&error))?;
         if let Some(id) = outcome.answers() {
-            let mut undelivered = self.undelivered.lock().unwrap_or_else(PoisonError::into_inner);
-            if undelivered.len() < MAX_UNDELIVERED {
-                undelivered.insert(id);
-            }
+            note_undelivered(&mut self.undelivered.lock().unwrap_or_else(PoisonError::into_inner), id);
         }
         Ok(result::paid(&outcome.output))
     }
@@ -254,6 +251,14 @@ impl AgentTools {
         let lines: Vec<_> = lines.iter().zip(funds).map(|(line, funds)| budget_json(line, &funds)).collect();
         Ok(Object::new().raw("budgets", &array(lines.iter().map(|line| &**line))).build())
     }
+}
+
+/// Answers that never arrive stay in the set, so it must not be they that keep the new ones out.
+fn note_undelivered(undelivered: &mut BTreeSet<PaymentId>, id: PaymentId) {
+    if undelivered.len() >= MAX_UNDELIVERED {
+        undelivered.pop_first();
+    }
+    undelivered.insert(id);
 }
 
 fn ledger(error: &LedgerError) -> Problem {
@@ -412,5 +417,23 @@ impl Handler for AgentTools {
                 payer.answered(id);
             }
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn answers_that_were_never_delivered_do_not_keep_new_ones_from_being_marked() {
+        let id = |n: usize| {
+            let mut bytes = [0; 32];
+            bytes[..8].copy_from_slice(&n.to_be_bytes());
+            PaymentId::from_bytes(bytes)
+        };
+        let mut undelivered = (0..MAX_UNDELIVERED).map(id).collect();
+        note_undelivered(&mut undelivered, id(MAX_UNDELIVERED));
+        assert!(undelivered.contains(&id(MAX_UNDELIVERED)));
+        assert_eq!(undelivered.len(), MAX_UNDELIVERED);
     }
 }
