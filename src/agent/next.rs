@@ -11,6 +11,10 @@ pub fn next(row: &Payment) -> (&'static str, &'static str) {
             "Whether it settled is not known yet; the chain will tell. Ask again later. The same call with the same \
              idempotencyKey (without a key: the same ref and arguments) never pays twice.",
         ),
+        // Its stored output is out of reach of a keyless call: the next one is meant anew.
+        State::Settled if row.idempotency_key.is_none() && row.answered => {
+            ("done", "It is paid, and its output was handed over. The same call without a key would be a new payment.")
+        }
         State::Settled if row.has_outcome || row.has_payload => (
             "call_again",
             "It is paid. Send the same call with the same idempotencyKey (without a key: the same ref and arguments) \
