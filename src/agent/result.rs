@@ -3,6 +3,8 @@
 
 use std::fmt::Write as _;
 
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD_NO_PAD;
 use serde_json::value::RawValue;
 
 use crate::json;
@@ -16,10 +18,9 @@ pub fn plain(output: &RawValue, is_error: bool) -> Box<RawValue> {
 /// The same for the envelope of `x402_call_resource`.
 pub fn paid(envelope: &RawValue) -> Box<RawValue> {
     let content = json::member(envelope, "content").and_then(json::elements).unwrap_or_default();
-    let kind = |block: &RawValue| json::member(block, "type").and_then(json::string).map(|t| t.into_owned());
-    let others: Vec<&RawValue> = content.iter().copied().filter(|b| kind(b).as_deref() != Some("text")).collect();
+    let blocks: Vec<&RawValue> = content.iter().copied().filter(|block| is_block(block)).collect();
     let is_error = json::member(envelope, "isError").is_some_and(|flag| flag.get() == "true");
-    if others.is_empty() {
+    if content.iter().all(|block| kind(block).as_deref() == Some("text")) {
         return build(envelope, envelope, &[], is_error);
     }
     let noted: Vec<Box<RawValue>> = content.iter().map(|block| note_binary(block)).collect();
@@ -28,7 +29,7 @@ pub fn paid(envelope: &RawValue) -> Box<RawValue> {
         .unwrap_or_default()
         .into_iter()
         .fold(Object::new(), |object, (name, value)| object.raw(&name, if name == "content" { &noted } else { value }));
-    build(&text.build(), envelope, &others, is_error)
+    build(&text.build(), envelope, &blocks, is_error)
 }
 
 fn build(text: &RawValue, output: &RawValue, blocks: &[&RawValue], is_error: bool) -> Box<RawValue> {
@@ -36,6 +37,29 @@ fn build(text: &RawValue, output: &RawValue, blocks: &[&RawValue], is_error: boo
     let content = array(std::iter::once(&*first).chain(blocks.iter().copied()));
     let object = Object::new().raw("content", &content).raw("structuredContent", output);
     if is_error { object.with("isError", &true).build() } else { object.build() }
+}
+
+fn kind(block: &RawValue) -> Option<String> {
+    json::member(block, "type").and_then(json::string).map(|kind| kind.into_owned())
+}
+
+/// A block other than text that every client can read. One that a strict client refuses would cost the agent the whole
+/// answer, output and receipt; it stays in `structuredContent`.
+fn is_block(block: &RawValue) -> bool {
+    let text = |object: &RawValue, name: &str| json::member(object, name).and_then(json::string).is_some();
+    let binary = |object: &RawValue, name: &str| {
+        let text = json::member(object, name).and_then(json::string);
+        text.is_some_and(|text| STANDARD_NO_PAD.decode(text.trim_end_matches('=')).is_ok())
+    };
+    let object_if_there = |name: &str| json::member(block, name).is_none_or(|value| value.get().starts_with('{'));
+    let whole = match kind(block).as_deref() {
+        Some("image" | "audio") => binary(block, "data") && text(block, "mimeType"),
+        Some("resource") => json::member(block, "resource")
+            .is_some_and(|resource| text(resource, "uri") && (text(resource, "text") || binary(resource, "blob"))),
+        Some("resource_link") => text(block, "uri") && text(block, "name"),
+        _ => false,
+    };
+    whole && object_if_there("annotations") && object_if_there("_meta")
 }
 
 /// `data` of images and audio and `blob` of embedded resources, wherever they stand in a block.

@@ -142,7 +142,12 @@ impl SellerOutput {
                 SellerOutput {
                     content: content.unwrap_or_else(|| SellerOutput::none().content),
                     structured: member("structuredContent"),
-                    is_error: member("isError"),
+                    is_error: member("isError").and_then(|flag| match flag.get() {
+                        "null" => None,
+                        "true" | "false" => Some(flag),
+                        // Not a boolean, and not a success either.
+                        _ => Some(json::raw(&true)),
+                    }),
                     input_required: None,
                 }
             }

@@ -127,6 +127,43 @@ async fn a_payment_is_found_by_its_owner_only() {
 }
 
 #[tokio::test]
+async fn after_an_answered_keyless_payment_the_same_call_is_not_recommended() {
+    let bench = Bench::new().await;
+    let result = bench.tool("x402_call_resource", bench.arguments(json!({})), CancellationToken::new()).await.unwrap();
+    let paid: Value = serde_json::from_str(structured(&result).get()).unwrap();
+    let next = async || {
+        let payment = ask(&bench, "x402_get_payment", json!({"paymentIdentifier": paid["paymentIdentifier"]})).await;
+        (payment["next"]["action"].clone(), payment["next"]["text"].as_str().unwrap().to_owned())
+    };
+    assert_eq!(next().await.0, "call_again");
+    bench.tools.delivered(&bench.context(CancellationToken::new()), "tools/call", &result).await;
+    while !bench.row(&paid).await.answered {
+        tokio::task::yield_now().await;
+    }
+    let (action, text) = next().await;
+    assert_eq!(action, "done", "the same call would pay again: {text}");
+    assert!(text.contains("new payment"), "{text}");
+}
+
+#[tokio::test]
+async fn blocks_that_a_client_would_choke_on_stay_in_the_structured_content() {
+    let bench = Bench::new().await;
+    let image = json!({"type": "image", "mimeType": "image/png", "data": "QUJD"});
+    let link = json!({"type": "resource_link", "uri": "a:b", "name": "n"});
+    let blocks = json!([7, "x", {"type": "image"}, {"type": "hologram", "data": "x"}, {"type": "resource"}, image, link,
+        {"type": "image", "mimeType": "image/png", "data": "QUJD", "annotations": 1},
+        {"type": "audio", "mimeType": "audio/wav", "data": "no base64!"}]);
+    let paid = json!({"content": blocks, "isError": null});
+    bench.says(|s| s.paid = Some(bench::result(&bench::with_receipt(paid, &bench::receipt()))));
+    let arguments = bench.arguments(json!({}));
+    let result = bench.tool("x402_call_resource", arguments, CancellationToken::new()).await.unwrap();
+    let result: Value = serde_json::from_str(result.get()).unwrap();
+    assert_eq!(result["content"].as_array().unwrap()[1..], [image, link], "{result}");
+    assert_eq!(result["structuredContent"]["content"], blocks);
+    assert!(result["structuredContent"].get("isError").is_none(), "the published schema has a boolean there");
+}
+
+#[tokio::test]
 async fn the_budget_shows_limits_use_and_funds() {
     let bench = Bench::new().await;
     bench.call(json!({})).await;
