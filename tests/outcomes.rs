@@ -59,7 +59,14 @@ const CASES: &[Case] = &[
     (43, "simulation_failed", &[after::a_simulation_that_fails_or_is_lost_keeps_the_hold]),
     (44, "no_answer", &[after::no_usable_answer_to_the_paid_call_keeps_the_hold]),
     (45, "identical bytes once more", &[after::a_forgotten_session_gets_the_identical_bytes_once_more]),
-    (46, "challenged_again", &[after::another_challenge_after_the_payment_is_not_paid]),
+    (
+        46,
+        "challenged_again",
+        &[
+            after::another_challenge_after_the_payment_is_not_paid,
+            after::an_output_that_talks_about_payments_is_an_output_where_its_receipt_is_right,
+        ],
+    ),
     (47, "receipt: null", &[after::a_question_without_a_receipt_keeps_the_hold]),
     (48, "the receipt", &[after::a_question_with_a_right_receipt_is_settled_and_unfinished]),
     (49, "no_receipt", &[after::an_output_without_a_receipt_keeps_the_hold_and_is_handed_on]),

@@ -19,6 +19,7 @@ use crate::catalog::{CatalogError, Kind, Listing};
 use crate::chain::ChainError;
 use crate::chain::stellar::{Balance, Draft, LedgerPoint, PrepareError, Stellar};
 use crate::guard::{self, Call, Live, Quote, Refusal};
+use crate::json;
 use crate::ledger::{
     self, Authorization, Decision, Evidence, Intent, NotReserved, Reason, Reserved, SettleOutcome, SettleRequest,
 };
@@ -26,7 +27,7 @@ use crate::mcp::Progress;
 use crate::money::{Amount, PaymentId, Unit};
 use crate::signer::{NotSigned, Signed};
 use crate::upstream::{Endpoint, ToolAnswer, ToolCall, UpstreamError};
-use crate::x402::{self, Answer, PaymentFor, Settlement, bazaar};
+use crate::x402::{self, Answer, Broken, PaymentFor, Settlement, bazaar};
 
 /// Between two progress notifications of the paid request.
 const PROGRESS_EVERY: Duration = Duration::from_secs(5);
@@ -466,6 +467,12 @@ impl Payer {
             }
         };
         let seller = match classified {
+            // A tool may talk about payments: no flag says that this is a challenge, and it was paid for.
+            Answer::BrokenChallenge(Broken::NotMarked)
+                if is_paid_output(reserved, &answer, claim.as_ref().ok().and_then(Option::as_ref)) =>
+            {
+                SellerOutput::of(&answer)
+            }
             Answer::Challenge(challenge) => {
                 let words = words(challenge.error.as_deref().unwrap_or_default());
                 return fail(Reason::ChallengedAgain, PayError::ChallengedAgain { id, words });
@@ -538,7 +545,8 @@ impl Payer {
             }
             // The money has moved and the output is here: the agent gets both, and the sweep closes the row.
             Err(error) => {
-                tracing::error!(payment = %id.short(), %error, "ALERT a settled payment could not be recorded");
+                let transaction = &*paid.transaction;
+                tracing::error!(payment = %id.short(), transaction, %error, "ALERT a settled payment could not be recorded");
                 Ok(outcome(paid.seller.envelope(Some(&receipt), Some(id), Extra::NotRecorded)))
             }
         }
@@ -589,6 +597,15 @@ impl Payer {
         let bound = life + Duration::from_secs(30);
         self.parts.settings.paid_call_timeout.map_or(bound, |configured| configured.min(bound))
     }
+}
+
+/// No flag of the result says that it is a challenge, and its receipt is right.
+fn is_paid_output(reserved: &Reserved, answer: &ToolAnswer, claim: Option<&Settlement>) -> bool {
+    let (ToolAnswer::Result(result), Some(claim)) = (answer, claim) else { return false };
+    let unset = |name: &str, off: &[&str]| json::member(result, name).is_none_or(|flag| off.contains(&flag.get()));
+    unset("isError", &["false", "null"])
+        && unset("paymentRequired", &["null"])
+        && matches!(check::receipt(claim, &reserved.quote, &reserved.authorization.payer), Verdict::Right { .. })
 }
 
 enum Unpaid {

@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use serde_json::{Value, json};
 use tokio_util::sync::CancellationToken;
+use tollway::mcp::Handler;
 
 use super::bench::{
     self, Bench, Change, NETWORK, PAY_TO, TRANSACTION, all, output, receipt, result, said, with_receipt,
@@ -102,6 +103,38 @@ pub async fn another_challenge_after_the_payment_is_not_paid() {
     let bench = Bench::new().await;
     bench.says(|s| s.paid = Some(bare));
     assert_eq!(bench.call(json!({})).await["details"]["seller"], "Payment required");
+}
+
+#[tokio::test]
+pub async fn an_output_that_talks_about_payments_is_an_output_where_its_receipt_is_right() {
+    let about = |is_error: Value, receipt: Value| {
+        let mut answer = bench::challenge("https://s.example/mcp", &bench::offer());
+        answer["isError"] = is_error;
+        result(&with_receipt(answer, &receipt))
+    };
+    let bench = Bench::new().await;
+    bench.says(|s| s.paid = Some(about(json!(false), receipt())));
+    let answer = bench.call(json!({})).await;
+    assert_eq!(
+        (&answer["receipt"]["status"], &answer["structuredContent"]["x402Version"]),
+        (&json!("settled"), &json!(2))
+    );
+    assert_eq!(bench.state(&answer).await.0, "Settled");
+
+    let failed = json!({"success": false, "transaction": "", "network": NETWORK});
+    let extension = json!({"content": [], "paymentRequired": {"x402Version": 2, "accepts": []}});
+    for reply in [
+        about(json!(false), failed),
+        about(json!(true), receipt()),
+        about(json!("true"), receipt()),
+        result(&with_receipt(extension, &receipt())),
+    ] {
+        let bench = Bench::new().await;
+        bench.says(|s| s.paid = Some(reply));
+        let answer = bench.call(json!({})).await;
+        assert_eq!(said(&answer), ("SETTLEMENT_UNKNOWN", "challenged_again", "unknown"));
+        assert_eq!(bench.state(&answer).await, ("InDoubt".into(), "challenged_again".into()));
+    }
 }
 
 fn asks() -> Value {
