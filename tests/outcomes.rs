@@ -80,6 +80,8 @@ const CASES: &[Case] = &[
     (57, "–", &[reserve::a_cancelled_call_is_released_before_the_signature]),
     (58, "–", &[after::a_caller_that_goes_away_after_the_signature_does_not_stop_the_bookkeeping]),
     (59, "in_doubt", &[after::a_story_that_ends_without_an_answer_is_unknown]),
+    (60, "internal error", &[lookup::a_ledger_that_fails_after_the_row_was_seen_does_not_say_that_nothing_moved]),
+    (61, "undelivered", &[after::an_answered_question_of_a_settled_payment_is_not_paid_again]),
 ];
 
 /// (row, what is owed). A row may also have a case, for what is there already.

@@ -278,7 +278,11 @@ pub fn problem(error: &PayError) -> Problem {
                 .with("resetsAt", &resets_at_ms.map(rfc3339))
         }
         PayError::Suspended => new(PaymentRejected, "suspended", Phase::Reserve, No, ASK_OPERATOR),
-        PayError::Ledger { phase, error } => internal(*phase, error),
+        PayError::Ledger { phase, error, id } => match id {
+            None => internal(*phase, error),
+            // The payment is not this call's doing, and may have moved money.
+            Some(id) => Problem { moved: Unknown, next: POLL, ..internal(*phase, error) }.of(*id),
+        },
 
         PayError::SignWindowMissed { id } => {
             let next = "Call again with a new idempotencyKey.";

@@ -117,9 +117,9 @@ pub enum PayError {
     Exceeded(Box<Exceeded>),
     #[error("payments of this agent are suspended")]
     Suspended,
-    /// Ours, never the seller's: a JSON-RPC internal error.
+    /// Ours, never the seller's: a JSON-RPC internal error. `id`: the payment that was seen before the ledger failed.
     #[error("{error}")]
-    Ledger { phase: Phase, error: LedgerError },
+    Ledger { phase: Phase, error: LedgerError, id: Option<PaymentId> },
 
     // sign
     #[error("the payment was not signed in time; nothing was paid")]

@@ -17,8 +17,14 @@ use crate::money::{AgentId, PaymentId};
 const FIRST_LOOK: Duration = Duration::from_millis(25);
 const LAST_LOOK: Duration = Duration::from_millis(500);
 
+/// No payment of this call has been seen.
 pub(super) fn ledger_error(phase: Phase) -> impl Fn(LedgerError) -> PayError {
-    move |error| PayError::Ledger { phase, error }
+    move |error| PayError::Ledger { phase, error, id: None }
+}
+
+/// This payment is there, and money may have moved.
+fn unreadable(id: PaymentId) -> impl Fn(LedgerError) -> PayError {
+    move |error| PayError::Ledger { phase: Phase::Lookup, error, id: Some(id) }
 }
 
 impl Payer {
@@ -72,7 +78,7 @@ impl Payer {
             }
             tokio::time::sleep(pause).await;
             pause = (pause * 2).min(LAST_LOOK);
-            let again = self.parts.ledger.lookup(&row.agent, By::Id(id)).await.map_err(ledger_error(Phase::Lookup))?;
+            let again = self.parts.ledger.lookup(&row.agent, By::Id(id)).await.map_err(unreadable(id))?;
             row = again.ok_or(PayError::InDoubt { id })?;
         }
         Ok(row)
@@ -89,18 +95,20 @@ impl Payer {
 
     async fn settled(&self, row: Payment, continues: bool) -> Result<CallOutcome, PayError> {
         let (id, keyless) = (row.payment_id, row.idempotency_key.is_none());
-        if row.has_outcome {
-            let stored = self.parts.ledger.outcome(id).await.map_err(ledger_error(Phase::Lookup))?;
+        // The stored answer asks for input and this call brings it: only the same bytes sent again can go on.
+        let unfinished = continues && row.outcome_unfinished;
+        if row.has_outcome && !unfinished {
+            let stored = self.parts.ledger.outcome(id).await.map_err(unreadable(id))?;
             let stored = stored.and_then(|bytes| RawValue::from_string(String::from_utf8(bytes).ok()?).ok());
             if let Some(output) = stored {
-                // The stored answer asks for input and this call brings it: only the same bytes sent again can go on.
-                if !(continues && row.outcome_unfinished) {
-                    return Ok(CallOutcome { ending: Ending::Replayed, output, payment: Some(id), keyless });
-                }
+                return Ok(CallOutcome { ending: Ending::Replayed, output, payment: Some(id), keyless });
             }
         }
-        let (ending, word) =
-            if row.has_payload { (Ending::Undelivered, "undelivered") } else { (Ending::Evicted, "evicted") };
+        let (ending, word) = match row.has_payload {
+            _ if unfinished => (Ending::Unfinished, "undelivered"),
+            true => (Ending::Undelivered, "undelivered"),
+            false => (Ending::Evicted, "evicted"),
+        };
         let receipt = Receipt::of_row(&row).map(|receipt| receipt.json());
         let output = SellerOutput::none().envelope(receipt.as_deref(), Some(id), Extra::Outcome(word));
         Ok(CallOutcome { ending, output, payment: Some(id), keyless })

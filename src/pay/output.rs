@@ -28,6 +28,8 @@ pub enum Ending {
     Replayed,
     /// Settled, the output was never received.
     Undelivered,
+    /// Settled; the seller's question was answered, and its next word was not received.
+    Unfinished,
     /// Settled, nothing is stored any more.
     Evicted,
 }
@@ -53,7 +55,7 @@ impl CallOutcome {
                 let unfinished = json::member(&self.output, "inputRequired").is_some();
                 self.payment.filter(|_| self.keyless && !unfinished)
             }
-            Ending::Unpaid | Ending::UnpaidInput | Ending::PaidInput | Ending::OpenInput => None,
+            Ending::Unpaid | Ending::UnpaidInput | Ending::PaidInput | Ending::OpenInput | Ending::Unfinished => None,
         }
     }
 }

@@ -169,6 +169,25 @@ pub async fn a_question_with_a_right_receipt_is_settled_and_unfinished() {
 }
 
 #[tokio::test]
+pub async fn an_answered_question_of_a_settled_payment_is_not_paid_again() {
+    let bench = Bench::new().await;
+    bench.says(|s| s.paid = Some(result(&with_receipt(asks(), &receipt()))));
+    bench.call(json!({})).await;
+    let go_on = bench.arguments(json!({"requestState": "s", "inputResponses": {}}));
+    let context = bench.context(CancellationToken::new());
+    for _ in 0..2 {
+        let said = bench.tool("x402_call_resource", go_on.clone(), CancellationToken::new()).await.unwrap();
+        let answer: Value = serde_json::from_str(bench::structured(&said).get()).unwrap();
+        assert_eq!((&answer["receipt"]["status"], &answer["outcome"]), (&json!("settled"), &json!("undelivered")));
+        bench.tools.delivered(&context, "tools/call", &said).await;
+        // The mark would be written by a task of its own.
+        tokio::time::sleep(std::time::Duration::from_millis(50)).await;
+        assert!(!bench.row(&answer).await.answered, "the seller has not had its last word");
+    }
+    assert_eq!(bench.calls().1, 1);
+}
+
+#[tokio::test]
 pub async fn an_output_without_a_receipt_keeps_the_hold_and_is_handed_on() {
     for (reply, has) in [(result(&output()), "sunny"), (bench::rpc_error(-32603, "broke"), "broke")] {
         let bench = Bench::new().await;

@@ -15,6 +15,7 @@ use tollway::ports::World;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Fault {
     LookupUnavailable,
+    OutcomeUnavailable,
     ReserveUnavailable,
     ReserveBusy,
     SettleUnavailable,
@@ -193,6 +194,9 @@ impl Ledger for Faulty {
     }
     fn outcome(&self, id: PaymentId) -> LedgerResult<'_, Option<Vec<u8>>> {
         self.note("outcome");
+        if self.happens(Fault::OutcomeUnavailable) {
+            return Box::pin(async { lost() });
+        }
         self.real.outcome(id)
     }
     fn budget<'a>(&'a self, agent: &'a AgentId, session: Option<&'a str>) -> LedgerResult<'a, Vec<BudgetLine>> {

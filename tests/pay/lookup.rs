@@ -122,3 +122,17 @@ pub async fn a_key_belongs_to_one_call() {
     assert!(dearer["receipt"].is_object(), "the maximum is no part of the call's identity: {dearer}");
     assert_eq!(bench.calls().1, 1);
 }
+
+#[tokio::test]
+pub async fn a_ledger_that_fails_after_the_row_was_seen_does_not_say_that_nothing_moved() {
+    let bench = Bench::new().await;
+    let paid = bench.call(json!({"idempotencyKey": KEY})).await;
+    bench.ledger.fail(Fault::OutcomeUnavailable);
+    let error = bench.try_call(json!({"idempotencyKey": KEY}), CancellationToken::new()).await.unwrap_err();
+    assert_eq!(error.code, -32603);
+    let data: serde_json::Value = serde_json::from_str(error.data.unwrap().get()).unwrap();
+    assert_eq!(said(&data), ("INTERNAL", "ledger_unavailable", "unknown"));
+    assert_eq!(data["details"]["paymentIdentifier"], paid["paymentIdentifier"]);
+    assert_eq!(bench.call(json!({"idempotencyKey": KEY})).await, paid);
+    assert_eq!(bench.calls(), (1, 1));
+}
