@@ -302,11 +302,11 @@ fn http(file: file::Http, transport: Transport, source: &dyn Source) -> Result<H
         let parsed = StaticKeys::parse(keys.expose());
         parsed.or_else(|e| refuse("http.api_keys_env", format!("{api_keys_env}: {e}")))
     });
-    for host in file.allowed_hosts.iter().filter(|host| !access::is_host(host)) {
+    if let Some(host) = file.allowed_hosts.iter().find(|host| !access::is_host(host)) {
         let problem = format!("{host:?} is no host: write the name that clients use, such as tollway.example.com");
         return refuse("http.allowed_hosts", problem);
     }
-    for origin in file.allowed_origins.iter().filter(|origin| !access::is_origin(origin)) {
+    if let Some(origin) = file.allowed_origins.iter().find(|origin| !access::is_origin(origin)) {
         let problem = format!("{origin:?} is no origin: write scheme and host, such as https://app.example.com");
         return refuse("http.allowed_origins", problem);
     }

@@ -78,6 +78,7 @@ pub enum Refusal {
 /// One offer, chosen and frozen. Consumed by the reservation, so nothing unguarded can be reserved or signed.
 #[derive(Debug)]
 #[must_use]
+#[cfg_attr(not(feature = "sqlite"), expect(dead_code, reason = "only the ledger and what stands on it read it"))]
 pub struct Quote {
     pub(crate) agent: AgentId,
     pub(crate) session: Option<String>,
