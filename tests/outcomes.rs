@@ -76,7 +76,14 @@ const CASES: &[Case] = &[
     (53, "recorded: false", &[after::paid_output_reaches_the_agent_when_the_ledger_fails]),
     (54, "success with receipt", &[after::a_row_that_somebody_settled_meanwhile_stays_settled]),
     (55, "receipt_mismatch", &[after::a_receipt_for_a_released_row_is_a_mismatch]),
-    (56, "as the lookup rows", &[after::a_row_that_is_no_longer_ours_answers_for_itself]),
+    (
+        56,
+        "as the lookup rows",
+        &[
+            after::a_row_that_is_no_longer_ours_answers_for_itself,
+            after::a_late_owner_of_a_row_in_doubt_still_hands_over_what_came,
+        ],
+    ),
     (57, "–", &[reserve::a_cancelled_call_is_released_before_the_signature]),
     (58, "–", &[after::a_caller_that_goes_away_after_the_signature_does_not_stop_the_bookkeeping]),
     (59, "in_doubt", &[after::a_story_that_ends_without_an_answer_is_unknown]),

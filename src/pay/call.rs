@@ -570,11 +570,15 @@ impl Payer {
         self.move_to_doubt(reserved, reason).await.unwrap_or(Stop::Error(error))
     }
 
-    /// `Some` where the row is no longer ours: what its state says is the answer.
+    /// `Some` where somebody else has closed the row: what its state says is the answer.
     async fn move_to_doubt(&self, reserved: &Reserved, reason: Reason) -> Option<Stop> {
         match self.parts.ledger.in_doubt(reserved.payment_id, &reserved.lease, reason).await {
             Ok(true) => None,
-            Ok(false) => Some(self.lost(reserved).await),
+            Ok(false) => match self.lost(reserved).await {
+                // In doubt already: what this story knows, and the output that it may hold, says more than the row.
+                Stop::Error(PayError::InDoubt { .. }) => None,
+                stop => Some(stop),
+            },
             Err(error) => {
                 // The row stays reserved and its lease runs out: whoever meets it then takes it as possibly signed.
                 tracing::error!(payment = %reserved.payment_id.short(), %error, "in_doubt could not be written");

@@ -325,6 +325,22 @@ pub async fn a_row_that_is_no_longer_ours_answers_for_itself() {
 }
 
 #[tokio::test]
+pub async fn a_late_owner_of_a_row_in_doubt_still_hands_over_what_came() {
+    let bench = Bench::new().await;
+    bench.says(|s| s.paid = Some(result(&output())));
+    bench.ledger.fail(Fault::DoubtedBeforeDoubt);
+    let answer = bench.call(json!({})).await;
+    assert_eq!(said(&answer), ("SETTLEMENT_UNKNOWN", "no_receipt", "unknown"));
+    assert!(answer["details"]["output"].to_string().contains("sunny"), "{answer}");
+    assert_eq!(bench.state(&answer).await, ("InDoubt".into(), "lease_expired".into()));
+
+    let bench = Bench::new().await;
+    bench.says(|s| s.paid = Some(result(&asks())));
+    bench.ledger.fail(Fault::DoubtedBeforeDoubt);
+    assert_eq!(bench.call(json!({})).await["inputRequired"]["requestState"], "s");
+}
+
+#[tokio::test]
 pub async fn a_caller_that_goes_away_after_the_signature_does_not_stop_the_bookkeeping() {
     let bench = Bench::new().await;
     let cancelled = CancellationToken::new();

@@ -23,6 +23,8 @@ pub enum Fault {
     ReleasedBeforeSettle,
     SettledBeforeSettle,
     SettledBeforeDoubt,
+    /// Somebody met the row after its lease had run out.
+    DoubtedBeforeDoubt,
     /// There is no sealing key.
     PayloadNotStored,
     /// Its writing never ends.
@@ -178,6 +180,9 @@ impl Ledger for Faulty {
         Box::pin(async move {
             if self.happens(Fault::SettledBeforeDoubt) {
                 self.settled_by_another(id).await;
+            }
+            if self.happens(Fault::DoubtedBeforeDoubt) {
+                assert!(self.real.in_doubt(id, lease, Reason::LeaseExpired).await?);
             }
             self.real.in_doubt(id, lease, reason).await
         })
