@@ -73,7 +73,14 @@ const CASES: &[Case] = &[
     (50, "settlement_pending", &[after::a_sellers_no_frees_nothing]),
     (51, "receipt_mismatch", &[after::a_receipt_that_is_wrong_anywhere_settles_nothing]),
     (52, "success with receipt", &[after::a_right_receipt_settles_with_two_calls_and_two_transactions]),
-    (53, "recorded: false", &[after::paid_output_reaches_the_agent_when_the_ledger_fails]),
+    (
+        53,
+        "recorded: false",
+        &[
+            after::paid_output_reaches_the_agent_when_the_ledger_fails,
+            after::a_ledger_that_is_busy_for_a_moment_loses_no_receipt,
+        ],
+    ),
     (54, "success with receipt", &[after::a_row_that_somebody_settled_meanwhile_stays_settled]),
     (55, "receipt_mismatch", &[after::a_receipt_for_a_released_row_is_a_mismatch]),
     (

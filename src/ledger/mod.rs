@@ -244,7 +244,7 @@ pub enum By<'a> {
 }
 
 /// The end of a payment, with its evidence.
-#[derive(Debug)]
+#[derive(Debug, Clone, Copy)]
 pub struct SettleRequest<'a> {
     pub payment_id: PaymentId,
     pub amount: Amount,

@@ -21,7 +21,8 @@ use crate::chain::stellar::{Balance, Draft, LedgerPoint, PrepareError, Stellar};
 use crate::guard::{self, Call, Live, Quote, Refusal};
 use crate::json;
 use crate::ledger::{
-    self, Authorization, Decision, Evidence, Intent, NotReserved, Reason, Reserved, SettleOutcome, SettleRequest,
+    self, Authorization, Decision, Evidence, Intent, LedgerError, NotReserved, Reason, Reserved, SettleOutcome,
+    SettleRequest,
 };
 use crate::mcp::Progress;
 use crate::money::{Amount, PaymentId, Unit};
@@ -533,7 +534,13 @@ impl Payer {
             unfinished: paid.unfinished,
         };
         let mismatch = |what| PayError::ReceiptMismatch { id, what, output: Some(paid.whole.clone()) };
-        match self.parts.ledger.settle(request).await {
+        let ledger = &self.parts.ledger;
+        // Busy: nothing was done. The money has moved, so this is asked once more before the receipt goes unrecorded.
+        let settled = match ledger.settle(request).await {
+            Err(LedgerError::Busy) => ledger.settle(request).await,
+            other => other,
+        };
+        match settled {
             Ok(SettleOutcome::Settled) => Ok(outcome(output)),
             Ok(SettleOutcome::TransactionTaken) => {
                 alert_mismatch(id, "transaction");

@@ -6,8 +6,9 @@
 //!   answer is a 64-byte signature or a whole signed entry, base64. `payment` is information, but for
 //!   `payment.signBefore` (unix milliseconds), after which nothing should be signed.
 //!
-//! 401, 403 and 422 are refusals: the signer says that it signed nothing. Every other ending after the request left is a
-//! lost answer: somebody may hold a signature.
+//! 401, 403 and 422 are refusals: they say that the request was not acted on (RFC 9110, sections 15.5.2, 15.5.4 and
+//! 15.5.21), so a signer must never answer so after it has signed. Every other ending after the request left, a 400, 409,
+//! 429 or 5xx included, is a lost answer: somebody may hold a signature.
 
 use std::collections::BTreeMap;
 use std::sync::{Mutex, PoisonError};

@@ -295,6 +295,21 @@ pub async fn paid_output_reaches_the_agent_when_the_ledger_fails() {
 }
 
 #[tokio::test]
+pub async fn a_ledger_that_is_busy_for_a_moment_loses_no_receipt() {
+    let bench = Bench::new().await;
+    bench.ledger.fail(Fault::SettleBusy);
+    let answer = bench.call(json!({})).await;
+    assert!(answer.get("recorded").is_none(), "{answer}");
+    assert_eq!(bench.state(&answer).await.0, "Settled");
+
+    let bench = Bench::new().await;
+    bench.ledger.fail(Fault::SettleBusy);
+    bench.ledger.fail(Fault::SettleBusy);
+    let answer = bench.call(json!({})).await;
+    assert_eq!((&answer["recorded"], &answer["content"]), (&json!(false), &output()["content"]));
+}
+
+#[tokio::test]
 pub async fn a_row_that_somebody_settled_meanwhile_stays_settled() {
     let bench = Bench::new().await;
     bench.ledger.fail(Fault::SettledBeforeSettle);

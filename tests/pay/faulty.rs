@@ -19,6 +19,7 @@ pub enum Fault {
     ReserveUnavailable,
     ReserveBusy,
     SettleUnavailable,
+    SettleBusy,
     /// Another process closes the row before the story's own last word.
     ReleasedBeforeSettle,
     SettledBeforeSettle,
@@ -162,6 +163,9 @@ impl Ledger for Faulty {
         self.count("settle");
         if self.happens(Fault::SettleUnavailable) {
             return Box::pin(async { lost() });
+        }
+        if self.happens(Fault::SettleBusy) {
+            return Box::pin(async { Err(LedgerError::Busy) });
         }
         Box::pin(async move {
             if self.happens(Fault::ReleasedBeforeSettle) {
