@@ -72,10 +72,11 @@ impl Found {
 
 /// HTML tags and comments, Markdown links and images.
 fn has_markup(text: &str) -> bool {
-    let tag = text.match_indices('<').any(|(i, _)| {
-        let rest = &text[i + 1..];
-        rest.starts_with(|c: char| c.is_ascii_alphabetic() || c == '/' || c == '!') && rest.contains('>')
-    });
+    // A tag closes somewhere behind it: one look for the last `>`, or a text of nothing but `<a` would take forever.
+    let opened = text.rfind('>').map_or("", |last| &text[..last]);
+    let tag = opened
+        .match_indices('<')
+        .any(|(i, _)| opened[i + 1..].starts_with(|c: char| c.is_ascii_alphabetic() || c == '/' || c == '!'));
     tag || text.contains("](") || text.contains("![")
 }
 
@@ -215,6 +216,16 @@ fn contains_phrase(text: &str, phrase: &str) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_tag_is_opened_and_closed_behind_that() {
+        for markup in ["a <b>c", "</p>", "<!-- x -->", "<a <a <a>", "![x](y)"] {
+            assert!(has_markup(markup), "{markup}");
+        }
+        for plain in ["a > b < c", "1 < 2", "<>", "> <b", "< b>", &"<a".repeat(130_000)] {
+            assert!(!has_markup(plain), "{plain:.40}");
+        }
+    }
 
     #[test]
     fn instructions_are_seen_through_case_space_and_invisible_characters() {

@@ -15,6 +15,8 @@ pub const METHOD: &str = "mcp-method";
 pub const NAME: &str = "mcp-name";
 /// Followed by the value of `x-mcp-header`.
 pub const PARAM_PREFIX: &str = "mcp-param-";
+/// A schema that asks for more is not followed: it comes from a seller.
+const MAX_PARAM_HEADERS: usize = 64;
 
 const BASE64_PREFIX: &str = "=?base64?";
 const BASE64_SUFFIX: &str = "?=";
@@ -111,6 +113,9 @@ fn param_header(
     }
     if !matches!(kind, Some("string" | "integer" | "boolean")) {
         return Err("x-mcp-header is for strings, integers and booleans only".into());
+    }
+    if found.len() == MAX_PARAM_HEADERS {
+        return Err(format!("more than {MAX_PARAM_HEADERS} arguments have an x-mcp-header"));
     }
     let header = format!("{PARAM_PREFIX}{}", name.to_ascii_lowercase());
     if found.iter().any(|other| other.header == header) {
@@ -312,5 +317,16 @@ mod tests {
         }
         let fine = r#"{"properties":{"x-mcp-header":{"type":"string","default":{"x-mcp-header":"no"}}}}"#;
         assert_eq!(param_headers(raw(fine)), Ok(Vec::new()), "a property of that name is none");
+    }
+
+    #[test]
+    fn a_schema_cannot_ask_for_any_number_of_headers() {
+        let schema = |count: usize| {
+            let one = |n| format!(r#""p{n}":{{"type":"string","x-mcp-header":"h{n}"}}"#);
+            let properties: Vec<String> = (0..count).map(one).collect();
+            RawValue::from_string(format!(r#"{{"type":"object","properties":{{{}}}}}"#, properties.join(","))).unwrap()
+        };
+        assert_eq!(param_headers(&schema(MAX_PARAM_HEADERS)).unwrap().len(), MAX_PARAM_HEADERS);
+        assert!(param_headers(&schema(40_000)).is_err());
     }
 }
