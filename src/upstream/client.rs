@@ -339,7 +339,7 @@ impl Upstream {
                 }
             }
             Content::Events if status.is_success() => {
-                self.events(&mut streaming, url, headers, id, counts, on_progress).await?
+                self.events(&mut streaming, url, headers, id, counts, deadline, on_progress).await?
             }
             _ => return Err(by_status()),
         };
@@ -347,6 +347,7 @@ impl Upstream {
     }
 
     /// Reads the stream up to the answer. What the seller asks meanwhile is refused; its stream is never resumed.
+    #[allow(clippy::too_many_arguments, reason = "one request, its place and its bounds")]
     async fn events(
         &self,
         streaming: &mut Streaming,
@@ -354,6 +355,7 @@ impl Upstream {
         headers: &Headers<'_>,
         id: u64,
         counts: bool,
+        deadline: Instant,
         on_progress: &mut Option<OnProgress<'_>>,
     ) -> Result<ToolAnswer, UpstreamError> {
         let (mut parser, mut events, mut asked) = (Parser::default(), Vec::new(), 0);
@@ -366,7 +368,7 @@ impl Upstream {
                         Met::Answer(answer) => return Ok(answer),
                         Met::Asked(reply) if asked < MAX_ASKED => {
                             asked += 1;
-                            self.reply(url, headers, reply).await;
+                            self.reply(url, headers, reply, deadline).await;
                         }
                         _ => {}
                     }
@@ -376,14 +378,15 @@ impl Upstream {
         Err(UpstreamError::protocol(counts, "the stream ended without an answer"))
     }
 
-    /// Answers a seller's own request. Whether it arrives is the seller's concern.
-    pub(super) async fn reply(&self, url: &Url, headers: &Headers<'_>, body: Bytes) {
+    /// Answers a seller's own request. Whether it arrives is the seller's concern; it never prolongs the call.
+    pub(super) async fn reply(&self, url: &Url, headers: &Headers<'_>, body: Bytes, deadline: Instant) {
         // 2026-07-28 has no such requests.
         if headers.revision.is_some_and(Revision::stateless) {
             return;
         }
         if let Ok(request) = self.request(url, headers, None, body) {
-            let limits = Limits { timeout: REPLY_TIMEOUT, max_response_bytes: 64 << 10 };
+            let timeout = REPLY_TIMEOUT.min(self.limits(deadline).timeout);
+            let limits = Limits { timeout, max_response_bytes: 64 << 10 };
             let _ = self.http().beside().send_within(request, limits).await;
         }
     }

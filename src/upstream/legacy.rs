@@ -117,7 +117,7 @@ impl Upstream {
                     Met::Answer(answer) => return Ok(answer),
                     Met::Asked(reply) if asked < MAX_ASKED => {
                         asked += 1;
-                        self.reply(post, &HEADERS, reply).await;
+                        self.reply(post, &HEADERS, reply, deadline).await;
                     }
                     _ => {}
                 }
