@@ -15,6 +15,7 @@ use url::Url;
 use zeroize::Zeroizing;
 
 use crate::chain::stellar::Credentials;
+use crate::http::{Destination, address_allowed};
 use crate::ledger::{Limit, Subject};
 use crate::mcp::{StaticKeys, access};
 use crate::money::{AgentId, Amount, Asset, Network, Unit};
@@ -652,6 +653,7 @@ fn key_ring(file: &file::Keys, source: &dyn Source) -> Result<KeyRingSource, Con
 
 fn security(file: file::NetworkSecurity, source: &dyn Source) -> Result<NetworkSecurity, ConfigError> {
     let mut resolved = BTreeMap::new();
+    let destination = if file.allow_insecure_local { Destination::AgentLocal } else { Destination::Agent };
     for (name, url) in file.resolved_mcp_endpoints {
         let field = format!("network_security.resolved_mcp_endpoints.{name}");
         if !name.starts_with("mcp://") {
@@ -660,6 +662,16 @@ fn security(file: file::NetworkSecurity, source: &dyn Source) -> Result<NetworkS
         let parsed = operator_url(&field, &url)?;
         if parsed.scheme() != "https" && !(file.allow_insecure_local && is_loopback(&parsed)) {
             return refuse(field, format!("{} is not HTTPS: sellers are called over HTTPS only", host(&parsed)));
+        }
+        let ip = match parsed.host() {
+            Some(url::Host::Ipv4(ip)) => Some(IpAddr::V4(ip)),
+            Some(url::Host::Ipv6(ip)) => Some(IpAddr::V6(ip)),
+            _ => None,
+        };
+        if let Some(Err(word)) = ip.map(|ip| address_allowed(destination, ip)) {
+            let problem =
+                format!("{} is refused ({word}): sellers are reached at public addresses only", host(&parsed));
+            return refuse(field, problem);
         }
         resolved.insert(name, parsed);
     }
@@ -871,6 +883,14 @@ mod tests {
                 None,
                 "network_security.resolved_mcp_endpoints.mcp://tool/x",
                 "HTTPS",
+            ),
+            (
+                format!(
+                    "{CATALOG}network_security: {{resolved_mcp_endpoints: {{'mcp://tool/x': 'https://10.0.0.1/mcp'}}}}\n"
+                ),
+                None,
+                "network_security.resolved_mcp_endpoints.mcp://tool/x",
+                "address_private",
             ),
             (
                 format!("{CATALOG}network_security: {{max_redirects: 11}}\n"),
