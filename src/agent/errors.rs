@@ -1,6 +1,8 @@
 //! The one map from what happened to what the agent is told: code, reason, whether money may have moved, what to do
 //! next. Its rows are those of `docs/outcomes.md`; the match is exhaustive, so a new ending needs a row.
 
+use std::sync::atomic::{AtomicU64, Ordering};
+
 use serde_json::value::RawValue;
 
 use super::time::rfc3339;
@@ -347,6 +349,9 @@ fn with_output(problem: Problem, output: Option<&RawValue>) -> Problem {
     }
 }
 
+/// Counts the faults of this process: `details.fault` is how an operator finds the line of the log.
+static FAULTS: AtomicU64 = AtomicU64::new(0);
+
 /// Nothing internal in the text: the log has the error, and the reference to find it by.
 pub fn internal(phase: Phase, error: &LedgerError) -> Problem {
     let (reason, message) = match error {
@@ -358,8 +363,9 @@ pub fn internal(phase: Phase, error: &LedgerError) -> Problem {
             ("ledger_inconsistent", "The payment ledger refused the operation; nothing was paid by this call.")
         }
     };
-    tracing::error!(%error, phase = phase.as_str(), reason, "the ledger could not be used");
-    let mut out = Problem::new(Code::Internal, reason, phase, Moved::No, LATER);
+    let fault = FAULTS.fetch_add(1, Ordering::Relaxed) + 1;
+    tracing::error!(fault, %error, phase = phase.as_str(), reason, "the ledger could not be used");
+    let mut out = Problem::new(Code::Internal, reason, phase, Moved::No, LATER).with("fault", &fault);
     out.message = message.to_owned();
     out
 }
@@ -375,4 +381,22 @@ pub fn catalog_problem(error: &CatalogError) -> Problem {
     let mut out = Problem::new(code, reason, phase, Moved::No, next);
     out.message = error.to_string().chars().take(300).collect();
     out
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::json;
+
+    #[test]
+    fn an_internal_fault_shows_a_reference_to_the_log_and_nothing_of_what_is_in_it() {
+        let fault = || {
+            let error =
+                internal(Phase::Reserve, &LedgerError::Unavailable("/secret/path: disk I/O error".into())).rpc();
+            let data = error.data.unwrap();
+            assert!(!data.get().contains("secret") && !error.message.contains("secret"), "{}", data.get());
+            json::member(json::member(&data, "details").unwrap(), "fault").unwrap().get().parse::<u64>().unwrap()
+        };
+        assert!(fault() < fault());
+    }
 }

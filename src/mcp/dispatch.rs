@@ -266,10 +266,8 @@ impl Front {
             return None;
         }
         let outcome = outcome.and_then(|(result, handlers)| {
-            let shaped = revision::shape(revision, &method, &result, &self.server_info).ok_or_else(|| {
-                tracing::error!(method = bounded(&method), "the handler's result is no object");
-                RpcError::internal("Internal error")
-            })?;
+            let shaped = revision::shape(revision, &method, &result, &self.server_info)
+                .ok_or_else(|| self.fault(&method, "the handler's result is no object"))?;
             Ok((result, shaped, handlers))
         });
         Some(match outcome {
@@ -306,10 +304,14 @@ impl Front {
                 call.await
             }
         };
-        ended.unwrap_or_else(|_| {
-            tracing::error!(method = bounded(method), "a request handler panicked");
-            Err(RpcError::internal("Internal error"))
-        })
+        ended.unwrap_or_else(|_| Err(self.fault(method, "a request handler panicked")))
+    }
+
+    /// A fault of ours: the client gets what it takes to find it in the log, and nothing else.
+    fn fault(&self, method: &str, what: &str) -> RpcError {
+        let fault = hex::encode(self.settings.world.random::<4>());
+        tracing::error!(fault, method = bounded(method), "{what}");
+        RpcError::internal(format!("Internal error (fault {fault})"))
     }
 
     /// Acknowledges with the subset that is served: nothing changes behind this front while it runs, so none. The
