@@ -35,7 +35,7 @@ Environment:
 Exit codes: 0 done, 1 failed, 2 wrong usage or configuration."
 )]
 struct Cli {
-    /// Configuration file (YAML). Without it: local discovery over stdio.
+    /// Configuration file (YAML); without it a public catalog is searched and nothing can be paid.
     #[arg(long, short, global = true, env = "TOLLWAY_CONFIG", value_name = "FILE")]
     config: Option<PathBuf>,
     #[command(subcommand)]
