@@ -549,7 +549,14 @@ fn limits(file: &file::Budget, networks: &BTreeMap<Network, NetworkConfig>) -> R
     }
     if let (Some(per_call), Some(window)) = (per_call, window) {
         for network in networks.iter().filter(|(_, n)| n.enabled).map(|(name, _)| name) {
-            let Some(asset) = default_asset(network) else { continue };
+            let Some(asset) = default_asset(network) else {
+                if file.limits.iter().any(|entry| entry.network == network.as_str()) {
+                    continue;
+                }
+                let problem =
+                    format!("is for USDC, and none is known on {network}: write a budget.limits entry for it");
+                return refuse("budget.default_per_call_max_atomic", problem);
+            };
             let unit = Unit { network: network.clone(), asset };
             let limit = Limit {
                 subject: Subject::EachAgent,
@@ -869,6 +876,15 @@ mod tests {
                 None,
                 "budget.default_session_or_day_max_atomic",
                 "is missing",
+            ),
+            (
+                format!(
+                    "{CATALOG}networks: {{'stellar:local': {{passphrase: x}}}}\n\
+                     budget: {{default_per_call_max_atomic: '1', default_session_or_day_max_atomic: '1'}}\n"
+                ),
+                None,
+                "budget.default_per_call_max_atomic",
+                "budget.limits entry",
             ),
             (
                 format!("{CATALOG}budget: {{limits: [{{network: 'stellar:testnet', asset: C1}}]}}\n"),
