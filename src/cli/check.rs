@@ -46,7 +46,7 @@ pub async fn run(args: &CheckArgs, config: Config) -> Result<ExitCode, Failure> 
     let failed = findings.iter().any(|f| f.verdict == Verdict::Failed);
     if args.json {
         let document = serde_json::json!({"ok": !failed, "findings": findings});
-        println!("{document}");
+        say!("{document}");
     } else {
         for Finding { what, verdict, detail } in &findings {
             let mark = match verdict {
@@ -54,7 +54,7 @@ pub async fn run(args: &CheckArgs, config: Config) -> Result<ExitCode, Failure> 
                 Verdict::Warning => "warning",
                 Verdict::Failed => "FAILED ",
             };
-            println!("{mark}  {what}: {detail}");
+            say!("{mark}  {what}: {detail}");
         }
     }
     Ok(ExitCode::from(u8::from(failed)))

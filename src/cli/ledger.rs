@@ -43,7 +43,7 @@ pub async fn migrate(args: &MigrateArgs, path: &Path, world: World) -> Result<Ex
         show(&json!({"database": path.display().to_string(), "before": before, "now": now, "program": newest}));
     } else {
         let word = |version: Option<i64>| version.map_or_else(|| "none".to_owned(), |version| version.to_string());
-        println!("{}: schema {}, was {}, this program's is {newest}", path.display(), word(now), word(before));
+        say!("{}: schema {}, was {}, this program's is {newest}", path.display(), word(now), word(before));
     }
     Ok(if now == Some(newest) { ExitCode::SUCCESS } else { ExitCode::from(1) })
 }
@@ -145,7 +145,7 @@ async fn set(args: &SetArgs, ledger: &dyn Ledger) -> Result<ExitCode, Failure> {
     if args.json {
         show(&limit_json(&limit));
     } else {
-        println!("set: {}", limit_line(&limit));
+        say!("set: {}", limit_line(&limit));
     }
     Ok(ExitCode::SUCCESS)
 }
@@ -164,9 +164,9 @@ async fn suspend(args: &StopArgs, ledger: &dyn Ledger) -> Result<ExitCode, Failu
     if args.json {
         show(&json!({"subject": name, "suspended": true, "signable": signable}));
     } else if signable == 0 {
-        println!("{name} is suspended: nothing more is signed");
+        say!("{name} is suspended: nothing more is signed");
     } else {
-        println!("{name} is suspended, but {signable} earlier reservations may still be signed: see reservations list");
+        say!("{name} is suspended, but {signable} earlier reservations may still be signed: see reservations list");
     }
     Ok(if signable == 0 { ExitCode::SUCCESS } else { ExitCode::from(1) })
 }
@@ -177,9 +177,9 @@ async fn resume(args: &StopArgs, ledger: &dyn Ledger) -> Result<ExitCode, Failur
     if args.json {
         show(&json!({"subject": name, "resumed": resumed}));
     } else if resumed {
-        println!("{name}: the operator's stop is taken back");
+        say!("{name}: the operator's stop is taken back");
     } else {
-        println!("{name}: there was no such stop (a stop of the configuration file is taken back there)");
+        say!("{name}: there was no such stop (a stop of the configuration file is taken back there)");
     }
     Ok(if resumed { ExitCode::SUCCESS } else { ExitCode::from(1) })
 }
@@ -192,13 +192,13 @@ async fn list_limits(as_json: bool, ledger: &dyn Ledger) -> Result<ExitCode, Fai
         return Ok(ExitCode::SUCCESS);
     }
     if limits.is_empty() {
-        println!("no limits: every paid call is refused");
+        say!("no limits: every paid call is refused");
     }
     for limit in &limits {
-        println!("{}", limit_line(limit));
+        say!("{}", limit_line(limit));
     }
     for subject in &stopped {
-        println!("{}  SUSPENDED everywhere  (operator)", subject.as_str());
+        say!("{}  SUSPENDED everywhere  (operator)", subject.as_str());
     }
     Ok(ExitCode::SUCCESS)
 }
@@ -283,9 +283,9 @@ async fn list(args: &ListArgs, ledger: &dyn Ledger) -> Result<ExitCode, Failure>
         show(&json!({"payments": payments.iter().map(payment_json).collect::<Vec<_>>()}));
         return Ok(ExitCode::SUCCESS);
     }
-    println!("{:<18} {:<9} {:<16} {:>20} {:>20}  REASON", "PAYMENT", "STATE", "AGENT", "RESERVED", "SETTLED");
+    say!("{:<18} {:<9} {:<16} {:>20} {:>20}  REASON", "PAYMENT", "STATE", "AGENT", "RESERVED", "SETTLED");
     for payment in &payments {
-        println!(
+        say!(
             "{:<18} {:<9} {:<16} {:>20} {:>20}  {}",
             payment.payment_id.short(),
             payment.state.as_str(),
@@ -310,14 +310,14 @@ async fn show_one(id: &str, as_json: bool, ledger: &dyn Ledger) -> Result<ExitCo
     }
     if let Value::Object(members) = payment_json(&payment) {
         for (name, value) in members.iter().filter(|(_, value)| !value.is_null()) {
-            println!("{name:<18} {}", value.as_str().map_or_else(|| value.to_string(), str::to_owned));
+            say!("{name:<18} {}", value.as_str().map_or_else(|| value.to_string(), str::to_owned));
         }
     }
     for event in &events {
         let amount = event.amount.map(|amount| amount.to_string());
         let parts = [&event.reason, &amount, &event.transaction, &event.evidence];
         let parts: Vec<_> = parts.into_iter().flatten().map(String::as_str).collect();
-        println!("  {} {} {}", rfc3339(event.at_ms), event.event, parts.join(" "));
+        say!("  {} {} {}", rfc3339(event.at_ms), event.event, parts.join(" "));
     }
     Ok(ExitCode::SUCCESS)
 }
@@ -332,9 +332,9 @@ async fn audit(as_json: bool, ledger: &dyn Ledger) -> Result<ExitCode, Failure> 
             "payments": audit.payments, "windows": audit.windows, "clean": clean, "differences": differences,
         }));
     } else {
-        println!("{} payments, {} windows, {} differences", audit.payments, audit.windows, audit.differences.len());
+        say!("{} payments, {} windows, {} differences", audit.payments, audit.windows, audit.differences.len());
         for found in &audit.differences {
-            println!("{}: {}", found.what, found.detail);
+            say!("{}: {}", found.what, found.detail);
         }
     }
     Ok(if clean { ExitCode::SUCCESS } else { ExitCode::from(1) })
@@ -364,5 +364,5 @@ fn event_json(event: &Event) -> Value {
 }
 
 fn show(value: &Value) {
-    println!("{value:#}");
+    say!("{value:#}");
 }

@@ -1,5 +1,10 @@
 //! The command line: one file per group of commands. `agent::server` builds the parts from the configuration.
 
+/// A line for standard output. `println!` would panic where its reader has gone (`tollway limits list | head -1`).
+macro_rules! say {
+    ($($text:tt)*) => { $crate::cli::write_line(format_args!($($text)*)) };
+}
+
 pub mod check;
 pub mod serve;
 pub mod init;
@@ -63,6 +68,15 @@ enum Command {
     /// Payments, their events, and whether counters equal rows
     #[command(subcommand)]
     Reservations(ledger::ReservationsCommand),
+}
+
+fn write_line(line: std::fmt::Arguments<'_>) {
+    use std::io::{ErrorKind, Write as _};
+    if let Err(error) = writeln!(std::io::stdout(), "{line}").and_then(|()| std::io::stdout().flush())
+        && error.kind() != ErrorKind::BrokenPipe
+    {
+        eprintln!("tollway: standard output: {error}");
+    }
 }
 
 /// What a command ends with: `Usage` is a wrong argument or configuration (exit code 2), `Failed` is all else (1).
