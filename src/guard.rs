@@ -93,6 +93,18 @@ pub struct Quote {
     /// The challenge's `resource` and `extensions`, to be echoed.
     pub(crate) resource: Box<RawValue>,
     pub(crate) extensions: Option<Box<RawValue>>,
+    pub(crate) _admitted: Admitted,
+}
+
+/// Proof that [`admit`] made a [`Quote`]: nothing else can make this.
+#[derive(Debug)]
+pub(crate) struct Admitted(());
+
+#[cfg(test)]
+impl Admitted {
+    pub(crate) fn for_a_test() -> Admitted {
+        Admitted(())
+    }
 }
 
 impl Quote {
@@ -162,6 +174,7 @@ pub fn admit(
         max_amount: call.max_amount,
         resource: live.challenge.resource.clone(),
         extensions: live.challenge.extensions.clone(),
+        _admitted: Admitted(()),
     })
 }
 

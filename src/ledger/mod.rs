@@ -162,6 +162,18 @@ pub struct Reserved {
     pub(crate) lease: Lease,
     /// The end of `sign_within` by the clock that nobody sets: a wall clock that is set back does not widen the window.
     pub(crate) sign_until: Instant,
+    pub(crate) _written: Written,
+}
+
+/// Proof that [`reserve`] made a [`Reserved`]: nothing else can make this.
+#[derive(Debug)]
+pub(crate) struct Written(());
+
+#[cfg(test)]
+impl Written {
+    pub(crate) fn for_a_test() -> Written {
+        Written(())
+    }
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -445,6 +457,7 @@ pub async fn reserve(ledger: &dyn Ledger, intent: Intent) -> Result<Reserved, No
             authorization: intent.authorization,
             lease,
             sign_until: Instant::now() + sign_within,
+            _written: Written(()),
         }),
         Ok(other) => Err(NotReserved::Refused(other)),
         Err(error) => Err(NotReserved::Ledger(error)),

@@ -101,6 +101,7 @@ impl Call {
             max_amount: amount(self.max),
             resource: raw(),
             extensions: None,
+            _admitted: crate::guard::Admitted::for_a_test(),
         };
         let authorization =
             Authorization { payer: "GPAYER".to_owned(), nonce: self.n.to_string(), dead_after: 1_012, at: 1_000 };

@@ -79,6 +79,7 @@ mod tests {
             max_amount: Amount::MAX,
             resource: RawValue::NULL.to_owned(),
             extensions: None,
+            _admitted: crate::guard::Admitted::for_a_test(),
         }
     }
 

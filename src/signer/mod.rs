@@ -33,6 +33,8 @@ pub enum SignerError {
 pub struct Signed {
     pub(crate) reserved: Reserved,
     pub(crate) entry: SignedEntry,
+    /// Private: nobody else can make a `Signed`.
+    _made_here: (),
 }
 
 /// Why nothing was signed; every variant gives the reservation back for its bookkeeping.
@@ -112,7 +114,7 @@ impl Signer {
         }
         match &self.0 {
             Mode::EnvSecret(signer) => match draft.clone().attach(&signer.sign(&draft.digest())) {
-                Ok(entry) => Ok(Signed { reserved, entry }),
+                Ok(entry) => Ok(Signed { reserved, entry, _made_here: () }),
                 Err(error) => Err(NotSigned::Failed(reserved, error.to_string())),
             },
             Mode::External(signer) => {
@@ -135,7 +137,7 @@ impl Signer {
                     return Err(NotSigned::Failed(reserved, "the signer's answer came too late".into()));
                 }
                 match draft.attach_base64(&answer) {
-                    Ok(entry) => Ok(Signed { reserved, entry }),
+                    Ok(entry) => Ok(Signed { reserved, entry, _made_here: () }),
                     Err(error) => Err(NotSigned::Failed(reserved, error.to_string())),
                 }
             }

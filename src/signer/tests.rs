@@ -96,6 +96,7 @@ fn reserved(world: &World) -> (Reserved, Draft) {
         offer,
         resource: crate::json::raw(&json!({})),
         extensions: None,
+        _admitted: crate::guard::Admitted::for_a_test(),
     };
     let authorization = Authorization {
         payer,
@@ -105,7 +106,18 @@ fn reserved(world: &World) -> (Reserved, Draft) {
     };
     let lease = Lease { token: [0; 16], expires_ms: NOW + 60_000, sign_before_ms: NOW + 10_000 };
     let sign_until = Instant::now() + Duration::from_secs(10);
-    (Reserved { quote, payment_id: PaymentId::from_bytes([0xab; 32]), authorization, lease, sign_until }, draft)
+    let written = crate::ledger::Written::for_a_test();
+    (
+        Reserved {
+            quote,
+            payment_id: PaymentId::from_bytes([0xab; 32]),
+            authorization,
+            lease,
+            sign_until,
+            _written: written,
+        },
+        draft,
+    )
 }
 
 type Answer = Arc<dyn Fn(&serde_json::Value) -> Response + Send + Sync>;
