@@ -4,6 +4,7 @@
 use std::str::FromStr;
 
 use serde_json::value::RawValue;
+use stellar_strkey::ed25519::PrivateKey;
 
 use super::errors::Problem;
 use crate::json;
@@ -19,6 +20,12 @@ fn refuse<T>(field: &str, problem: &str) -> Parsed<T> {
 impl<'a> Args<'a> {
     /// `arguments` is the raw member of `tools/call`, which has passed `json::check`.
     pub fn new(arguments: Option<&'a RawValue>, known: &[&str]) -> Parsed<Args<'a>> {
+        if arguments.is_some_and(|raw| holds_secret_seed(raw.get())) {
+            return refuse(
+                "arguments",
+                "hold a Stellar secret seed (S…): no tool takes a key, and nothing was sent anywhere",
+            );
+        }
         let members = match arguments {
             None => Vec::new(),
             Some(raw) => match json::members(raw) {
@@ -111,6 +118,12 @@ impl<'a> Args<'a> {
     }
 }
 
+/// A text of 56 characters with the checksum of a secret seed (SEP-23) is one, wherever it stands.
+fn holds_secret_seed(text: &str) -> bool {
+    text.split(|c: char| !c.is_ascii_alphanumeric())
+        .any(|word| word.len() == 56 && word.starts_with('S') && PrivateKey::from_string(word).is_ok())
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -151,5 +164,18 @@ mod tests {
         assert!(args.hash("i").is_err());
         assert!(args.object("g").is_err());
         assert_eq!(args.integer("z", 1, 2).unwrap(), None);
+    }
+
+    #[test]
+    fn a_secret_seed_is_refused_in_any_argument_and_not_repeated() {
+        let seed = "SADQOBYHA4DQOBYHA4DQOBYHA4DQOBYHA4DQOBYHA4DQOBYHA4DQP54X";
+        let call = |text: &str| {
+            let raw = RawValue::from_string(text.to_owned()).unwrap();
+            Args::new(Some(&raw), &["arguments"]).err().map(|problem| problem.json().get().to_owned())
+        };
+        let refused = call(&format!(r#"{{"arguments":{{"deep":["my key is {seed}!"]}}}}"#)).unwrap();
+        assert!(refused.contains("INVALID_ARGUMENT") && !refused.contains(&seed[..10]), "{refused}");
+        let other = seed.replace("P54X", "P54Y");
+        assert_eq!(call(&format!(r#"{{"arguments":{{"word":"{other}"}}}}"#)), None, "no checksum, no seed");
     }
 }
