@@ -1,5 +1,5 @@
-//! Tollway: x402 stablecoin payments for MCP. Agents pay for tools within a budget that holds whatever fails; servers
-//! charge for them. The modules below stand in the order in which they may use each other; nothing points back, and
+//! Tollway: x402 stablecoin payments for MCP. Agents pay for tools within a budget that holds whatever fails. The
+//! modules below stand in the order in which they may use each other; nothing points back, and
 //! `tests/architecture.rs` proves it.
 #![forbid(unsafe_code)]
 

@@ -19,17 +19,12 @@ use crate::config::{self, Config, Machine, Store, Transport};
 use crate::ledger::SqliteLedger;
 use crate::ports::machine;
 
-/// x402 stablecoin payments for MCP: agents pay for tools within a budget that holds whatever fails.
-#[derive(Debug, Parser)]
-#[command(
-    name = "tollway",
-    version,
-    about,
-    max_term_width = 110,
-    after_help = "\
-Start here:
-  tollway sandbox --demo          pay for a tool on a local ledger: no network, no funds
-  tollway init paying-local       write a commented configuration
+/// The production build has no sandbox, and does not speak of it.
+#[cfg(feature = "sandbox")]
+const DEMO: &str = "  tollway sandbox --demo          pay for a tool on a local ledger: no network, no funds\n";
+#[cfg(not(feature = "sandbox"))]
+const DEMO: &str = "";
+const HELP: &str = "  tollway init paying-local       write a commented configuration
   tollway check --online          see what works before an agent does
 
 Environment:
@@ -37,7 +32,16 @@ Environment:
   TOLLWAY_LOG                           what is logged to standard error: warn,tollway=info
   TOLLWAY_LOG_FORMAT=json               one JSON object a line
 
-Exit codes: 0 done, 1 failed, 2 wrong usage or configuration."
+Exit codes: 0 done, 1 failed, 2 wrong usage or configuration.";
+
+/// x402 stablecoin payments for MCP: agents pay for tools within a budget that holds whatever fails.
+#[derive(Debug, Parser)]
+#[command(
+    name = "tollway",
+    version,
+    about,
+    max_term_width = 110,
+    after_help = format!("Start here:\n{DEMO}{HELP}")
 )]
 struct Cli {
     /// Configuration file (YAML); without it a public catalog is searched and nothing can be paid.
