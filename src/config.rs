@@ -4,6 +4,7 @@
 
 pub mod file;
 pub mod profiles;
+mod refusal;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -11,6 +12,7 @@ use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use stellar_strkey::ed25519::PrivateKey;
 use url::Url;
 use zeroize::Zeroizing;
 
@@ -218,7 +220,8 @@ pub fn load(path: Option<&Path>, transport: Option<Transport>, source: &dyn Sour
 
 /// Where the ledger is, and nothing else: an operator's command needs no secret to be there.
 pub fn load_store(path: Option<&Path>, source: &dyn Source) -> Result<Store, ConfigError> {
-    let file: file::File = serde_saphyr::from_str(&text(path, source)?).map_err(|e| yaml_error(&e))?;
+    let text = text(path, source)?;
+    let file: file::File = serde_saphyr::from_str(&text).map_err(|e| refusal::sentence(&text, &e))?;
     store(&file.budget, true, source)
 }
 
@@ -231,7 +234,7 @@ fn text(path: Option<&Path>, source: &dyn Source) -> Result<String, ConfigError>
 
 /// The file's text and the environment to parsed types.
 pub fn parse(text: &str, transport: Option<Transport>, source: &dyn Source) -> Result<Config, ConfigError> {
-    let file: file::File = serde_saphyr::from_str(text).map_err(|e| yaml_error(&e))?;
+    let file: file::File = serde_saphyr::from_str(text).map_err(|e| refusal::sentence(text, &e))?;
     let transport = match (transport, file.transport.as_deref()) {
         (Some(transport), _) => transport,
         (None, None | Some("stdio")) => Transport::Stdio,
@@ -359,7 +362,15 @@ fn signer(
         "env-secret" => {
             let name = file.secret_env.as_deref().unwrap_or("STELLAR_SECRET_KEY");
             match secret_env(name, source) {
-                Some(seed) => SignerMode::EnvSecret { seed },
+                Some(seed) if PrivateKey::from_string(seed.expose().trim()).is_ok() => SignerMode::EnvSecret { seed },
+                Some(_) => {
+                    return refuse(
+                        "signer.secret_env",
+                        format!(
+                            "the environment variable {name} holds no Stellar secret seed (S…): check for a typing error"
+                        ),
+                    );
+                }
                 None => return refuse("signer.secret_env", format!("the environment variable {name} is not set")),
             }
         }
@@ -769,13 +780,6 @@ fn is_loopback(url: &Url) -> bool {
     }
 }
 
-/// The reader's errors in one line, without a quotation of the file (a line of it could hold a secret by mistake).
-fn yaml_error(error: &serde_saphyr::Error) -> ConfigError {
-    let whole = error.without_snippet().to_string();
-    let line = whole.lines().next().unwrap_or("is not valid YAML").trim().to_owned();
-    ConfigError { field: "configuration".into(), problem: line }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -832,8 +836,8 @@ mod tests {
         let remote = Some(Transport::Remote);
         let cases: Vec<(String, Option<Transport>, &str, &str)> = vec![
             ("{}".into(), None, "facilitator.base_url", "is missing"),
-            (format!("{CATALOG}budgte: {{}}\n"), None, "configuration", "budgte"),
-            (format!("{CATALOG}{CATALOG}"), None, "configuration", "facilitator"),
+            (format!("{CATALOG}budgte: {{}}\n"), None, "budgte", "not a field"),
+            (format!("{CATALOG}{CATALOG}"), None, "facilitator", "stands twice"),
             (format!("{CATALOG}transport: carrier-pigeon\n"), None, "transport", "carrier-pigeon"),
             (format!("{CATALOG}signer: {{mode: env-secret}}\n"), remote, "signer.mode", "stdio only"),
             (format!("{CATALOG}signer: {{mode: env-secret}}\n"), None, "signer.secret_env", "STELLAR_SECRET_KEY"),

@@ -50,7 +50,7 @@ pub async fn migrate(args: &MigrateArgs, path: &Path, world: World) -> Result<Ex
 
 #[derive(Debug, Subcommand)]
 pub enum LimitsCommand {
-    /// Set the operator's limit of an agent; of all limits that apply the smallest wins
+    /// Set the operator's limit of an agent: the whole row, figures not given are none; of all that apply the smallest wins
     Set(SetArgs),
     /// Stop payments at once: when it returns, nothing more is signed
     Suspend(StopArgs),
@@ -127,6 +127,9 @@ async fn set(args: &SetArgs, ledger: &dyn Ledger) -> Result<ExitCode, Failure> {
     let figures = args.per_call.or(args.per_session).or(args.per_day);
     if figures.is_none() && !args.unlimited {
         return Err(Failure::Usage("give a figure (0 denies) or --unlimited".to_owned()));
+    }
+    if figures.is_some() && args.unlimited {
+        return Err(Failure::Usage("--unlimited contradicts a figure: give one of them".to_owned()));
     }
     if args.subject == Subject::Total && (args.per_call.is_some() || args.per_session.is_some()) {
         return Err(Failure::Usage("the limit of all agents together is per day only".to_owned()));

@@ -20,7 +20,8 @@ pub struct SandboxArgs {
     /// Act as an agent: search, pay, go over the budget; one JSON document on standard output
     #[arg(long)]
     pub demo: bool,
-    /// Keep the state here; without it, it is temporary
+    /// Keep the state here; without it, it is temporary. The chain starts anew at each start, so the ledger of an
+    /// earlier run is set aside in earlier-<time>/
     #[arg(long, value_name = "DIR")]
     pub dir: Option<PathBuf>,
     /// Milliseconds between two ledgers

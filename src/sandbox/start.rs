@@ -63,6 +63,7 @@ pub async fn start(options: Options, world: &World) -> Result<Running, StartErro
     let front = Door::open(options.port).await?;
     let backends = Backends::start(&options, world, &shutdown).await?;
 
+    set_earlier_ledgers_aside(&state, world)?;
     let agent_key = agent_key(&state, world)?;
     let addresses = Addresses {
         facilitator: &backends.facilitator_url,
@@ -182,6 +183,24 @@ fn state(dir: Option<PathBuf>, world: &World) -> Result<StateDir, StartError> {
     let made = std::fs::DirBuilder::new().recursive(true).mode(0o700).create(&dir);
     let dir = made.and_then(|()| dir.canonicalize()).map_err(|error| StartError::State(dir, error))?;
     Ok(StateDir { dir, temporary })
+}
+
+/// The chain is a new one, with other accounts and other sellers' addresses: payments of an earlier run can neither be
+/// found nor resolved on it. Their ledgers stay as they are, in a directory beside.
+fn set_earlier_ledgers_aside(state: &StateDir, world: &World) -> Result<(), StartError> {
+    let aside = state.dir.join(format!("earlier-{}", world.unix_ms()));
+    for name in ["ledger.sqlite", "stdio/ledger.sqlite"] {
+        for suffix in ["", "-wal", "-shm"] {
+            let from = state.dir.join(format!("{name}{suffix}"));
+            if !from.exists() {
+                continue;
+            }
+            let to = aside.join(format!("{}{suffix}", name.replace('/', "-")));
+            let moved = std::fs::create_dir_all(&aside).and_then(|()| std::fs::rename(&from, &to));
+            moved.map_err(|error| StartError::State(from, error))?;
+        }
+    }
+    Ok(())
 }
 
 /// The key in the state directory, so that a pasted client configuration stays good; made where there is none.
