@@ -1,4 +1,4 @@
-//! Streamable HTTP: `POST GET DELETE /mcp`.
+//! Streamable HTTP: `POST` and `GET /mcp`; `DELETE` is answered 405, as the specification allows: a session is a signed token without a row.
 //!
 //! In the order of the checks: where the request comes from (Host, Origin), who asks, how much is going on, what is
 //! sent, then the envelope, then the revision. A request of 2026-07-28 declares itself in `_meta`; all else belongs to
