@@ -72,7 +72,14 @@ const CASES: &[Case] = &[
     (49, "no_receipt", &[after::an_output_without_a_receipt_keeps_the_hold_and_is_handed_on]),
     (50, "settlement_pending", &[after::a_sellers_no_frees_nothing]),
     (51, "receipt_mismatch", &[after::a_receipt_that_is_wrong_anywhere_settles_nothing]),
-    (52, "success with receipt", &[after::a_right_receipt_settles_with_two_calls_and_two_transactions]),
+    (
+        52,
+        "success with receipt",
+        &[
+            after::a_right_receipt_settles_with_two_calls_and_two_transactions,
+            after::a_failing_tools_receipt_settles_wherever_the_error_carries_it,
+        ],
+    ),
     (
         53,
         "recorded: false",

@@ -463,7 +463,7 @@ impl Payer {
         let (classified, claim) = match &answer {
             ToolAnswer::Result(result) => (x402::classify(result), Settlement::from_result(result)),
             ToolAnswer::Error { code, data, .. } => {
-                let claim = data.as_deref().map_or(Ok(None), Settlement::from_result);
+                let claim = data.as_deref().map_or(Ok(None), Settlement::from_error_data);
                 (x402::classify_error(*code, data.as_deref()), claim)
             }
         };

@@ -39,6 +39,15 @@ impl Settlement {
         }
     }
 
+    /// From the `data` of a JSON-RPC error: in its `_meta` as in a result, or beside it (a tool that failed after an
+    /// upfront settlement).
+    pub fn from_error_data(data: &RawValue) -> Result<Option<Settlement>, SettlementError> {
+        match Settlement::from_result(data)? {
+            None => json::member(data, META_PAYMENT_RESPONSE).map(Settlement::parse).transpose(),
+            found => Ok(found),
+        }
+    }
+
     pub fn parse(raw: &RawValue) -> Result<Settlement, SettlementError> {
         let members = json::members(raw).map_err(|_| SettlementError("object"))?;
         let get = |name: &str| members.iter().find(|(key, _)| key == name).map(|(_, value)| *value);

@@ -285,6 +285,21 @@ pub async fn a_right_receipt_settles_with_two_calls_and_two_transactions() {
 }
 
 #[tokio::test]
+pub async fn a_failing_tools_receipt_settles_wherever_the_error_carries_it() {
+    for data in [json!({"_meta": {"x402/payment-response": receipt()}}), json!({"x402/payment-response": receipt()})] {
+        let bench = Bench::new().await;
+        let error = json!({"code": -32603, "message": "broke", "data": data});
+        bench.says(|s| {
+            s.paid = Some(Reply::json(json!({"jsonrpc": "2.0", "id": "$id", "error": error}).to_string()));
+        });
+        let answer = bench.call(json!({})).await;
+        assert_eq!((&answer["receipt"]["status"], &answer["isError"]), (&json!("settled"), &json!(true)), "{answer}");
+        assert_eq!(answer["structuredContent"]["data"], data);
+        assert_eq!(bench.state(&answer).await.0, "Settled");
+    }
+}
+
+#[tokio::test]
 pub async fn paid_output_reaches_the_agent_when_the_ledger_fails() {
     let bench = Bench::new().await;
     bench.ledger.fail(Fault::SettleUnavailable);
