@@ -234,7 +234,7 @@ pub struct Payment {
     pub has_outcome: bool,
     /// The stored outcome is the seller's request for input: another answer follows.
     pub outcome_unfinished: bool,
-    /// Of an open row: a lease is alive.
+    /// A lease is alive: of an open row its owner's, a recovery's or a sweep's; of a settled one a recovery's.
     pub leased: bool,
     pub created_ms: u64,
     pub updated_ms: u64,
@@ -294,6 +294,80 @@ pub enum SettleOutcome {
     Released,
     /// The transaction is booked for another payment of this network: unchanged.
     TransactionTaken,
+}
+
+/// What an attempt to recover a payment found.
+#[derive(Debug)]
+#[must_use]
+pub enum Recovery {
+    /// The lease is ours: the opened payload may be sent again, once.
+    Taken(Box<Recoverable>),
+    /// Somebody alive works on the row: its owner, another recovery, a sweep.
+    Leased,
+    /// The agent or the unit is suspended: nothing is sent for it.
+    Suspended,
+    /// No payload is stored, or the row is released, or its last word is stored already.
+    Nothing,
+}
+
+/// A stored payload under the lease of the one that recovers it.
+pub struct Recoverable {
+    pub payment: Payment,
+    pub lease: Lease,
+    /// As it was given to [`Ledger::store_payload`]. Never logged.
+    pub payload: Vec<u8>,
+}
+
+impl std::fmt::Debug for Recoverable {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Recoverable({}, payload withheld)", self.payment.payment_id.short())
+    }
+}
+
+/// How an operator ends a payment by hand. `note` is the written reason; it lands in the payment's history.
+#[derive(Debug, Clone, Copy)]
+pub struct Resolution<'a> {
+    pub payment_id: PaymentId,
+    pub end: End<'a>,
+    pub note: &'a str,
+}
+
+#[derive(Debug, Clone, Copy)]
+pub enum End<'a> {
+    /// `transaction`: named by the operator, or found on the chain.
+    Settled {
+        amount: Amount,
+        transaction: Option<&'a str>,
+        evidence: Evidence,
+    },
+    Released,
+}
+
+#[derive(Debug, PartialEq, Eq)]
+pub enum Resolved {
+    Done,
+    /// Only an open payment without a live lease can be resolved: unchanged.
+    NotOpen(State),
+    Leased,
+    /// The transaction is booked for another payment: unchanged.
+    TransactionTaken,
+}
+
+/// What [`Ledger::tidy`] removed.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Tidied {
+    pub outcomes: u64,
+    pub payloads: u64,
+    /// Keyless settled payments of which nothing can be handed out any more: their twins pay anew.
+    pub answered: u64,
+    pub sessions: u64,
+}
+
+/// The open payments of all agents.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct OpenRows {
+    pub count: u64,
+    pub oldest_created_ms: Option<u64>,
 }
 
 /// One line of `x402_get_budget`.
@@ -376,6 +450,8 @@ pub struct Event {
     pub amount: Option<Amount>,
     pub transaction: Option<String>,
     pub evidence: Option<String>,
+    /// What an operator wrote.
+    pub note: Option<String>,
 }
 
 /// What an audit read, and every difference that it found.
@@ -393,7 +469,7 @@ pub struct Difference {
     pub detail: String,
 }
 
-/// The ledger: SQLite now, PostgreSQL next; one test table serves both.
+/// The ledger: SQLite or PostgreSQL; one test table serves both.
 pub trait Ledger: Send + Sync + 'static {
     /// A reserved row whose lease has expired is moved to in_doubt in the same statement.
     fn lookup<'a>(&'a self, agent: &'a AgentId, by: By<'a>) -> LedgerResult<'a, Option<Payment>>;
@@ -410,6 +486,28 @@ pub trait Ledger: Send + Sync + 'static {
     fn in_doubt<'a>(&'a self, id: PaymentId, lease: &'a Lease, reason: Reason) -> LedgerResult<'a, bool>;
     /// reserved -> released by its owner, before any byte left. `false`: the row is no longer ours.
     fn release<'a>(&'a self, id: PaymentId, lease: &'a Lease, reason: Reason) -> LedgerResult<'a, bool>;
+    /// Takes the lease of a payment whose signed payload is stored and whose last word is not: in doubt (a reserved row
+    /// whose lease has expired becomes so), or settled without an outcome, or with an unfinished one. It holds the shared
+    /// lock of `suspend` and reads `suspended` after it, so no recovery begins after a stop. Whether the authorization
+    /// of a row in doubt is alive, the caller asks the chain.
+    fn take_recovery(&self, id: PaymentId, lease_ms: u64) -> LedgerResult<'_, Recovery>;
+    /// Gives a recovery's lease back. Of a row in doubt `reason` becomes the row's. `false`: the lease is no longer ours.
+    fn end_recovery<'a>(&'a self, id: PaymentId, lease: &'a Lease, reason: Option<Reason>) -> LedgerResult<'a, bool>;
+    /// Leases up to `limit` open payments that are due and that nobody works on; a reserved one whose owner's lease has
+    /// expired becomes in doubt first. Each call gives payments that no other call has.
+    fn take_due(&self, limit: u32, lease_ms: u64) -> LedgerResult<'_, Vec<(Payment, Lease)>>;
+    /// The sweep proved nothing: back without a lease, due again at `due_ms`. `false`: the lease is no longer ours.
+    fn look_again<'a>(&'a self, id: PaymentId, lease: &'a Lease, due_ms: u64) -> LedgerResult<'a, bool>;
+    /// in_doubt -> released under the sweep's lease, on the chain's evidence. `false`: the lease is no longer ours, or the
+    /// row is closed.
+    fn expire<'a>(&'a self, id: PaymentId, lease: &'a Lease, reason: Reason) -> LedgerResult<'a, bool>;
+    /// Removes what has expired: outcomes, payloads, tombstones. Payments stay.
+    fn tidy(&self) -> LedgerResult<'_, Tidied>;
+    fn open_rows(&self) -> LedgerResult<'_, OpenRows>;
+    /// The ledger's time, unix milliseconds.
+    fn now_ms(&self) -> LedgerResult<'_, u64>;
+    /// The operator's word about an open payment. An event keeps the note.
+    fn resolve<'a>(&'a self, resolution: Resolution<'a>) -> LedgerResult<'a, Resolved>;
     /// The answer of this keyless payment reached its caller's transport.
     fn answered(&self, id: PaymentId) -> LedgerResult<'_, ()>;
     /// The stored outcome, opened; `None` when it was never stored or has expired.

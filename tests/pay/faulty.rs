@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex};
 
 use tollway::ledger::{
     Audit, BudgetLine, By, Decision, Event, Evidence, Filter, Intent, Lease, Ledger, LedgerError, LedgerResult, Limit,
-    Payment, Reason, SettleOutcome, SettleRequest, Subject,
+    OpenRows, Payment, Reason, Recovery, Resolution, Resolved, SettleOutcome, SettleRequest, Subject, Tidied,
 };
 use tollway::money::{AgentId, Amount, PaymentId, Unit};
 use tollway::ports::World;
@@ -195,6 +195,43 @@ impl Ledger for Faulty {
     fn release<'a>(&'a self, id: PaymentId, lease: &'a Lease, reason: Reason) -> LedgerResult<'a, bool> {
         self.count("release");
         self.real.release(id, lease, reason)
+    }
+
+    fn take_recovery(&self, id: PaymentId, lease_ms: u64) -> LedgerResult<'_, Recovery> {
+        self.note("take_recovery");
+        self.real.take_recovery(id, lease_ms)
+    }
+    fn end_recovery<'a>(&'a self, id: PaymentId, lease: &'a Lease, reason: Option<Reason>) -> LedgerResult<'a, bool> {
+        self.note("end_recovery");
+        self.real.end_recovery(id, lease, reason)
+    }
+    fn take_due(&self, limit: u32, lease_ms: u64) -> LedgerResult<'_, Vec<(Payment, Lease)>> {
+        self.note("take_due");
+        self.real.take_due(limit, lease_ms)
+    }
+    fn look_again<'a>(&'a self, id: PaymentId, lease: &'a Lease, due_ms: u64) -> LedgerResult<'a, bool> {
+        self.note("look_again");
+        self.real.look_again(id, lease, due_ms)
+    }
+    fn expire<'a>(&'a self, id: PaymentId, lease: &'a Lease, reason: Reason) -> LedgerResult<'a, bool> {
+        self.note("expire");
+        self.real.expire(id, lease, reason)
+    }
+    fn tidy(&self) -> LedgerResult<'_, Tidied> {
+        self.note("tidy");
+        self.real.tidy()
+    }
+    fn open_rows(&self) -> LedgerResult<'_, OpenRows> {
+        self.note("open_rows");
+        self.real.open_rows()
+    }
+    fn now_ms(&self) -> LedgerResult<'_, u64> {
+        self.note("now_ms");
+        self.real.now_ms()
+    }
+    fn resolve<'a>(&'a self, resolution: Resolution<'a>) -> LedgerResult<'a, Resolved> {
+        self.note("resolve");
+        self.real.resolve(resolution)
     }
 
     fn answered(&self, id: PaymentId) -> LedgerResult<'_, ()> {

@@ -6,6 +6,7 @@
 mod close;
 mod migrate;
 mod operator;
+mod recover;
 mod reserve;
 mod rows;
 #[cfg(test)]
@@ -202,6 +203,33 @@ impl Ledger for SqliteLedger {
     }
     fn release<'a>(&'a self, id: PaymentId, lease: &'a Lease, reason: Reason) -> LedgerResult<'a, bool> {
         Box::pin(self.do_release(id, lease, reason))
+    }
+    fn take_recovery(&self, id: PaymentId, lease_ms: u64) -> LedgerResult<'_, Recovery> {
+        Box::pin(self.do_take_recovery(id, lease_ms))
+    }
+    fn end_recovery<'a>(&'a self, id: PaymentId, lease: &'a Lease, reason: Option<Reason>) -> LedgerResult<'a, bool> {
+        Box::pin(self.do_end_recovery(id, lease, reason))
+    }
+    fn take_due(&self, limit: u32, lease_ms: u64) -> LedgerResult<'_, Vec<(Payment, Lease)>> {
+        Box::pin(self.do_take_due(limit, lease_ms))
+    }
+    fn look_again<'a>(&'a self, id: PaymentId, lease: &'a Lease, due_ms: u64) -> LedgerResult<'a, bool> {
+        Box::pin(self.do_look_again(id, lease, due_ms))
+    }
+    fn expire<'a>(&'a self, id: PaymentId, lease: &'a Lease, reason: Reason) -> LedgerResult<'a, bool> {
+        Box::pin(self.do_expire(id, lease, reason))
+    }
+    fn tidy(&self) -> LedgerResult<'_, Tidied> {
+        Box::pin(self.do_tidy())
+    }
+    fn open_rows(&self) -> LedgerResult<'_, OpenRows> {
+        Box::pin(self.do_open_rows())
+    }
+    fn now_ms(&self) -> LedgerResult<'_, u64> {
+        Box::pin(self.do_now_ms())
+    }
+    fn resolve<'a>(&'a self, resolution: Resolution<'a>) -> LedgerResult<'a, Resolved> {
+        Box::pin(self.do_resolve(resolution))
     }
     fn answered(&self, id: PaymentId) -> LedgerResult<'_, ()> {
         Box::pin(self.do_answered(id))

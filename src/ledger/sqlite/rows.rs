@@ -156,6 +156,7 @@ pub(super) fn event(row: &SqliteRow) -> Result<Event, LedgerError> {
         amount: maybe(row, "amount")?,
         transaction: get(row, "transaction_id")?,
         evidence: get(row, "evidence")?,
+        note: None,
     })
 }
 
