@@ -398,6 +398,30 @@ impl Handler for AgentTools {
     }
 
     /// The answer of a keyless payment has reached its caller: the next call of that kind is a new one.
+    fn ends_sessions(&self) -> bool {
+        self.payer.is_some()
+    }
+
+    fn end_session<'a>(&'a self, session: &'a str, expires_ms: u64) -> BoxFuture<'a, Result<(), RpcError>> {
+        Box::pin(async move {
+            let Some(payer) = &self.payer else { return Err(RpcError::internal("Sessions cannot be ended here")) };
+            payer.end_session(session, expires_ms).await.map_err(|error| {
+                tracing::error!(%error, "a session's end could not be written");
+                RpcError::internal("The session's end could not be written: try again")
+            })
+        })
+    }
+
+    fn session_ended<'a>(&'a self, session: &'a str) -> BoxFuture<'a, bool> {
+        Box::pin(async move {
+            let Some(payer) = &self.payer else { return false };
+            payer.session_ended(session).await.unwrap_or_else(|error| {
+                tracing::warn!(%error, "the ledger could not be asked whether a session has ended");
+                false
+            })
+        })
+    }
+
     fn delivered<'a>(
         &'a self,
         _context: &'a RequestContext,

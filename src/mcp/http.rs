@@ -1,4 +1,5 @@
-//! Streamable HTTP: `POST` and `GET /mcp`; `DELETE` is answered 405, as the specification allows: a session is a signed token without a row.
+//! Streamable HTTP: `POST`, `GET` and `DELETE /mcp`. A session is a signed token without a row; DELETE leaves a tombstone
+//! where the handler has a place for it, and is answered 405 elsewhere, as the specification allows.
 //!
 //! In the order of the checks: where the request comes from (Host, Origin), who asks, how much is going on, what is
 //! sent, then the envelope, then the revision. A request of 2026-07-28 declares itself in `_meta`; all else belongs to
@@ -20,9 +21,11 @@ use http_body_util::BodyExt as _;
 use serde_json::value::RawValue;
 use tokio::sync::{Semaphore, mpsc};
 use tokio::time::{Instant, sleep_until, timeout};
+use tokio_util::sync::CancellationToken;
 
 use super::body::{AnswerBody, Permit, Withdraw, sse_event};
 use super::dispatch::{Answer, Call, Event, Front};
+use super::ended::Sessions;
 use super::envelope::{self, Envelope, Fault, Incoming};
 use super::session::{self, Session};
 use super::{Authenticator, Handler, Revision, RpcError, Settings, access, bounded, code, headers, revision};
@@ -36,6 +39,7 @@ pub fn router(settings: Settings, handler: Arc<dyn Handler>, authenticator: Auth
         streams: Arc::new(Semaphore::new(settings.max_streams)),
         front: Arc::new(Front::new(settings, handler, &Revision::HTTP)),
         authenticator,
+        sessions: Sessions::default(),
     };
     axum::Router::new().route("/mcp", any(mcp)).with_state(Arc::new(door))
 }
@@ -45,6 +49,7 @@ struct Door {
     authenticator: Authenticator,
     calls: Arc<Semaphore>,
     streams: Arc<Semaphore>,
+    sessions: Sessions,
 }
 
 /// The request is answered with this, before or instead of a call.
@@ -66,19 +71,22 @@ async fn mcp(State(door): State<Arc<Door>>, request: Request) -> Response {
     };
     match head.method {
         Method::POST => door.post(&head.headers, body, agent).await.unwrap_or_else(|refused| *refused),
-        Method::GET => door.get(&head.headers, agent).unwrap_or_else(|refused| *refused),
-        // A session is a signed token without a row: there is nothing to delete, and the specification allows to say so.
+        Method::GET => door.get(&head.headers, agent).await.unwrap_or_else(|refused| *refused),
+        Method::DELETE if door.front.handler.ends_sessions() => {
+            door.delete(&head.headers, agent).await.unwrap_or_else(|refused| *refused)
+        }
+        _ if door.front.handler.ends_sessions() => method_not_allowed("GET, POST, DELETE"),
         _ => method_not_allowed("GET, POST"),
     }
 }
 
 impl Door {
     /// The stream of an old session for what the server has to say by itself, which is nothing but that it lives.
-    fn get(&self, headers: &HeaderMap, agent: Option<AgentId>) -> Result<Response, Refused> {
+    async fn get(&self, headers: &HeaderMap, agent: Option<AgentId>) -> Result<Response, Refused> {
         if !headers.contains_key(headers::SESSION_ID) {
             return Err(Box::new(method_not_allowed("POST")));
         }
-        let session = self.session(headers, agent.as_ref(), None)?;
+        let (session, over) = self.living(headers, agent.as_ref(), None).await?;
         if !access::accept(headers).stream {
             let error = RpcError::invalid_request("GET is answered with text/event-stream only");
             return Err(Box::new(refuse(StatusCode::NOT_ACCEPTABLE, None, &error)));
@@ -88,9 +96,25 @@ impl Door {
         let left = session.expires_ms.saturating_sub(self.front.settings.world.unix_ms());
         let expired = Instant::now() + Duration::from_millis(left);
         let close = Box::pin(async move {
-            select(pin!(ended.cancelled()), pin!(sleep_until(expired))).await;
+            let (over, expired) = (pin!(over.cancelled()), pin!(sleep_until(expired)));
+            select(pin!(ended.cancelled()), select(over, expired)).await;
         });
         Ok(AnswerBody::idle(&self.front, close, permit).into_response(StatusCode::OK))
+    }
+
+    /// Calls in flight finish, streams close, and the session is unknown from here on. Ended twice is ended.
+    async fn delete(&self, headers: &HeaderMap, agent: Option<AgentId>) -> Result<Response, Refused> {
+        if !headers.contains_key(headers::SESSION_ID) {
+            return Err(Box::new(method_not_allowed("POST")));
+        }
+        let session = self.verified(headers, agent.as_ref(), None)?;
+        if let Err(error) = self.front.handler.end_session(&session.name, session.expires_ms).await {
+            return Err(Box::new(refuse(StatusCode::SERVICE_UNAVAILABLE, None, &error)));
+        }
+        self.sessions.ended(&session.name);
+        let mut response = Response::new(Body::empty());
+        *response.status_mut() = StatusCode::NO_CONTENT;
+        Ok(response)
     }
 
     async fn post(&self, headers: &HeaderMap, body: Body, agent: Option<AgentId>) -> Result<Response, Refused> {
@@ -118,7 +142,7 @@ impl Door {
         let caller = Caller { headers, agent, stream, permit };
         match incoming {
             Incoming::One(Envelope::Request { id, method, params }) => self.request(caller, id, method, params).await,
-            Incoming::One(envelope) => self.told(&caller, envelope),
+            Incoming::One(envelope) => self.told(&caller, envelope).await,
             Incoming::Batch(batch) => self.batch(caller, batch).await,
         }
     }
@@ -190,7 +214,7 @@ impl Door {
             Era::Unknown(version) => return Err(bad(revision::unsupported(version, self.front.supported))),
             Era::Session if method == "initialize" => return self.initialize(&caller, &id, params.as_deref()),
             Era::Session => {
-                let session = self.session(caller.headers, caller.agent.as_ref(), Some(&id))?;
+                let session = self.session(caller.headers, caller.agent.as_ref(), Some(&id)).await?;
                 (session.revision, Some(session.name))
             }
         };
@@ -213,6 +237,9 @@ impl Door {
             _ => fixed(StatusCode::OK, "application/json", text),
         };
         let token = session::issue(&self.front.settings, revision, caller.agent.as_ref());
+        if let Some(session) = session::verify(&self.front.settings, &token, caller.agent.as_ref()) {
+            self.sessions.lives(&session.name);
+        }
         if let Ok(token) = HeaderValue::from_str(&token) {
             response.headers_mut().insert(headers::SESSION_ID, token);
         }
@@ -220,7 +247,7 @@ impl Door {
     }
 
     /// A notification, or an answer to something that we never ask.
-    fn told(&self, caller: &Caller<'_>, envelope: Envelope) -> Result<Response, Refused> {
+    async fn told(&self, caller: &Caller<'_>, envelope: Envelope) -> Result<Response, Refused> {
         let bad = |reason: String| Box::new(refuse(StatusCode::BAD_REQUEST, None, &RpcError::invalid_request(reason)));
         if matches!(&envelope, Envelope::Response { id: None, .. }) {
             return Err(bad("Invalid request: the id of a response must be a string or an integer".into()));
@@ -233,7 +260,7 @@ impl Door {
                 let error = revision::unsupported(version, self.front.supported);
                 return Err(Box::new(refuse(StatusCode::BAD_REQUEST, None, &error)));
             }
-            Era::Session => Some(self.session(caller.headers, caller.agent.as_ref(), None)?),
+            Era::Session => Some(self.session(caller.headers, caller.agent.as_ref(), None).await?),
         };
         self.heard(session.as_ref(), &envelope);
         Ok(accepted())
@@ -252,7 +279,7 @@ impl Door {
         if header.is_some_and(|header| !Revision::parse(header).is_some_and(Revision::has_batches)) {
             return Err(no_batches());
         }
-        let session = self.session(caller.headers, caller.agent.as_ref(), None)?;
+        let session = self.session(caller.headers, caller.agent.as_ref(), None).await?;
         if !session.revision.has_batches() {
             return Err(no_batches());
         }
@@ -361,12 +388,40 @@ impl Door {
         Ok(AnswerBody::events(&self.front, Vec::new(), events, 1, withdraw, permit).into_response(StatusCode::OK))
     }
 
-    /// The session of the request: 400 without one, 404 for one that is unknown, over, or another agent's.
-    fn session(&self, headers: &HeaderMap, agent: Option<&AgentId>, id: Option<&RawValue>) -> Result<Session, Refused> {
+    /// The session of the request: 400 without one, 404 for one that is unknown, over, ended, or another agent's.
+    async fn session(
+        &self,
+        headers: &HeaderMap,
+        agent: Option<&AgentId>,
+        id: Option<&RawValue>,
+    ) -> Result<Session, Refused> {
+        Ok(self.living(headers, agent, id).await?.0)
+    }
+
+    /// The session, and what is cancelled when it ends.
+    async fn living(
+        &self,
+        headers: &HeaderMap,
+        agent: Option<&AgentId>,
+        id: Option<&RawValue>,
+    ) -> Result<(Session, CancellationToken), Refused> {
+        let session = self.verified(headers, agent, id)?;
+        match self.sessions.check(&*self.front.handler, &session).await {
+            Some(end) => Ok((session, end)),
+            None => Err(not_found(id)),
+        }
+    }
+
+    /// What a good token says; whether the session was ended is another question.
+    fn verified(
+        &self,
+        headers: &HeaderMap,
+        agent: Option<&AgentId>,
+        id: Option<&RawValue>,
+    ) -> Result<Session, Refused> {
         let refuse = |status, reason: &str| Box::new(refuse(status, id, &RpcError::invalid_request(reason)));
         match headers::single(headers, headers::SESSION_ID) {
-            Ok(Some(token)) => session::verify(&self.front.settings, token, agent)
-                .ok_or_else(|| refuse(StatusCode::NOT_FOUND, "Session not found: initialize again")),
+            Ok(Some(token)) => session::verify(&self.front.settings, token, agent).ok_or_else(|| not_found(id)),
             Ok(None) => {
                 let reason = "The Mcp-Session-Id header is missing: initialize first, or declare 2026-07-28 in _meta";
                 Err(refuse(StatusCode::BAD_REQUEST, reason))
@@ -442,6 +497,11 @@ fn fixed(status: StatusCode, content_type: &'static str, text: String) -> Respon
     response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static(content_type));
     response.headers_mut().insert(CACHE_CONTROL, HeaderValue::from_static("no-store"));
     response
+}
+
+fn not_found(id: Option<&RawValue>) -> Refused {
+    let error = RpcError::invalid_request("Session not found: initialize again");
+    Box::new(refuse(StatusCode::NOT_FOUND, id, &error))
 }
 
 fn accepted() -> Response {

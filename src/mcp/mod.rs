@@ -11,6 +11,8 @@ pub mod auth;
 #[cfg(feature = "roles")]
 mod body;
 mod dispatch;
+#[cfg(feature = "roles")]
+mod ended;
 pub mod envelope;
 pub mod headers;
 #[cfg(feature = "roles")]
@@ -201,6 +203,19 @@ pub trait Handler: Send + Sync + 'static {
         method: &'a str,
         params: Option<&'a RawValue>,
     ) -> BoxFuture<'a, Result<Box<RawValue>, RpcError>>;
+    /// Whether [`Handler::end_session`] has a place to remember a session's end; without one DELETE is answered 405.
+    fn ends_sessions(&self) -> bool {
+        false
+    }
+    /// Remembers, for every replica, that this session is over; its token would be good until `expires_ms` (unix
+    /// milliseconds).
+    fn end_session<'a>(&'a self, _session: &'a str, _expires_ms: u64) -> BoxFuture<'a, Result<(), RpcError>> {
+        Box::pin(async { Err(RpcError::internal("Sessions cannot be ended here")) })
+    }
+    /// Whether somebody ended it. A place that cannot be asked says no: a session is no authorization.
+    fn session_ended<'a>(&'a self, _session: &'a str) -> BoxFuture<'a, bool> {
+        Box::pin(async { false })
+    }
     /// Called after the answer to a request was handed to the transport (written to the socket or stdout without an
     /// error); `result` is what `call` gave. The agent server marks a keyless payment as answered here.
     fn delivered<'a>(

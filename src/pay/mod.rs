@@ -125,6 +125,15 @@ impl Payer {
         }
     }
 
+    /// Remembers in the ledger, for every replica, that this MCP session is over.
+    pub async fn end_session(&self, session: &str, expires_ms: u64) -> Result<(), LedgerError> {
+        self.parts.ledger.end_session(session, expires_ms).await
+    }
+
+    pub async fn session_ended(&self, session: &str) -> Result<bool, LedgerError> {
+        self.parts.ledger.session_ended(session).await
+    }
+
     /// The answer of this keyless payment reached its caller: written by a statement that nobody waits for.
     pub fn answered(&self, id: PaymentId) {
         let ledger = self.parts.ledger.clone();

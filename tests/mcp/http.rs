@@ -26,7 +26,10 @@ struct Server {
 }
 
 async fn start(settings: Settings, authenticator: Authenticator) -> Server {
-    let fixture = fixture();
+    start_before(fixture(), settings, authenticator).await
+}
+
+async fn start_before(fixture: Arc<Fixture>, settings: Settings, authenticator: Authenticator) -> Server {
     let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
     let addr = listener.local_addr().unwrap();
     let shutdown = settings.shutdown.clone();
@@ -388,7 +391,49 @@ async fn a_session_belongs_to_its_agent() {
     assert_eq!(answer.status, 404);
     let deleted =
         first.raw("DELETE", &[("Host", "localhost"), ("Authorization", &alice), ("Mcp-Session-Id", &token)], "").await;
-    assert_eq!(deleted.status, 405);
+    assert_eq!(deleted.status, 405, "there is no place to remember it");
+}
+
+#[tokio::test]
+async fn an_ended_session_is_unknown_on_every_replica_its_streams_close_and_its_calls_finish() {
+    let keys = || Authenticator::StaticKeys(StaticKeys::parse(&format!("alice:{ALICE},bob:{BOB}")).unwrap());
+    let handler = Arc::new(Fixture { ended: Some(Default::default()), ..Fixture::default() });
+    let mine = settings();
+    let first = start_before(handler.clone(), mine.clone(), keys()).await;
+    let second = start_before(handler.clone(), mine, keys()).await;
+    let (alice, bob) = (format!("Bearer {ALICE}"), format!("Bearer {BOB}"));
+    let (_, token) = first.initialize("2025-11-25", &[("Authorization", &alice)]).await;
+    let of = |authorization| [("Host", "localhost"), ("Authorization", authorization), ("Mcp-Session-Id", &*token)];
+    let who = request("1", "tools/call", r#"{"name":"who"}"#);
+    assert_eq!(first.post(&of(&alice), &who).await.status, 200);
+    assert!(!handler.log().contains(&"asked for a session".into()), "a living session asks nobody");
+
+    let mut all = of(&alice).to_vec();
+    all.push(("Accept", "text/event-stream"));
+    let mut stream = first.open("GET", &all, "").await;
+    until(&mut stream, "\r\n\r\n").await;
+    let waiting = request("2", "tools/call", r#"{"name":"wait"}"#);
+    let headers = of(&alice);
+    let (waited, ()) = tokio::join!(first.post(&headers, &waiting), async {
+        handler.until("called wait").await;
+        assert_eq!(first.raw("DELETE", &of(&bob), "").await.status, 404, "another agent's");
+        assert_eq!(first.raw("DELETE", &[("Host", "localhost"), ("Authorization", &alice)], "").await.status, 405);
+        assert_eq!(first.raw("DELETE", &of(&alice), "").await.status, 204);
+        handler.release.notify_one();
+    });
+    assert!(waited.status == 200 && waited.body.contains("waited"), "{waited:?}");
+    let mut rest = Vec::new();
+    timeout(PATIENCE, stream.read_to_end(&mut rest)).await.expect("the stream closes").unwrap();
+
+    for replica in [&first, &second] {
+        let answer = replica.post(&of(&alice), &who).await;
+        assert_eq!(answer.status, 404, "{answer:?}");
+        assert_eq!(replica.raw("GET", &all, "").await.status, 404);
+    }
+    assert_eq!(second.raw("DELETE", &of(&alice), "").await.status, 204, "ended twice is ended");
+    let (_, token) = first.initialize("2025-11-25", &[("Authorization", &alice)]).await;
+    let fresh = first.post(&[("Authorization", &alice), ("Mcp-Session-Id", &token)], &who).await;
+    assert_eq!(fresh.status, 200, "the next session is another one");
 }
 
 #[tokio::test]

@@ -4,6 +4,7 @@ mod http;
 mod oracle;
 mod stdio;
 
+use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -26,6 +27,8 @@ pub struct Fixture {
     changed: Notify,
     /// Lets one waiting `wait` call go on.
     pub release: Notify,
+    /// The place where ended sessions are remembered; `None`: there is no such place.
+    pub ended: Option<Mutex<BTreeSet<String>>>,
 }
 
 impl Fixture {
@@ -125,6 +128,22 @@ impl Handler for Fixture {
             };
             Ok(raw(format!(r#"{{"content":[{{"type":"text","text":{}}}]}}"#, json::raw(&text))))
         })
+    }
+
+    fn ends_sessions(&self) -> bool {
+        self.ended.is_some()
+    }
+
+    fn end_session<'a>(&'a self, session: &'a str, _: u64) -> BoxFuture<'a, Result<(), RpcError>> {
+        self.note("ended a session".into());
+        self.ended.as_ref().unwrap().lock().unwrap().insert(session.to_owned());
+        Box::pin(async { Ok(()) })
+    }
+
+    fn session_ended<'a>(&'a self, session: &'a str) -> BoxFuture<'a, bool> {
+        self.note("asked for a session".into());
+        let ended = self.ended.as_ref().is_some_and(|ended| ended.lock().unwrap().contains(session));
+        Box::pin(async move { ended })
     }
 
     fn delivered<'a>(&'a self, _: &'a RequestContext, method: &'a str, _: &'a RawValue) -> BoxFuture<'a, ()> {

@@ -47,6 +47,18 @@ async fn five_tools_with_a_signer_and_two_without() {
 }
 
 #[tokio::test]
+async fn an_ended_session_is_remembered_in_the_ledger_for_every_process() {
+    let bench = Bench::new().await;
+    let later = tollway::ports::machine::world().0.unix_ms() + 60_000;
+    assert!(bench.tools.ends_sessions() && !bench.tools.session_ended("session-a").await);
+    bench.tools.end_session("session-a", later).await.unwrap();
+    assert!(bench.tools.session_ended("session-a").await && !bench.tools.session_ended("session-b").await);
+    assert!(bench.ledger.real.session_ended("session-a").await.unwrap());
+    let alone = AgentTools::new(bench.catalog_client(), None, None);
+    assert!(!alone.ends_sessions(), "without a ledger there is no place for it");
+}
+
+#[tokio::test]
 async fn every_answer_fits_the_schema_that_its_tool_publishes() {
     let bench = Bench::new().await;
     let listed = tools_of(&bench.tools, &bench.context(CancellationToken::new())).await;
