@@ -15,11 +15,19 @@ pub enum ChainError {
     Unsupported(String),
 }
 
+/// What is asked about one authorization, in the terms of its chain.
+#[derive(Debug, Clone, Copy)]
+pub enum Question<'a> {
+    Stellar(stellar::NonceQuestion<'a>),
+}
+
 /// What one look at the chain proves about an authorization (`x402.md` section 8).
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum NonceReading {
     /// Consumed by a successful transaction, in this ledger.
     Used { ledger: u64 },
+    /// EVM: spoiled for good without a payment (`AuthorizationCanceled`, an invalidated Permit2 nonce), finally.
+    Cancelled,
     /// Not consumed, and still can be.
     Open,
     /// Conclusive: never consumed, and cannot be any more.

@@ -1,4 +1,4 @@
-//! The story of one paid call, and later the sweep.
+//! The story of one paid call, and the sweep that ends what a call left open.
 
 mod call;
 mod check;
@@ -6,9 +6,11 @@ mod error;
 mod existing;
 pub(crate) mod object;
 mod output;
+mod sweep;
 
 pub use error::{Exceeded, PayError, Phase, Short};
 pub use output::{CallOutcome, Ending};
+pub use sweep::{Look, Sweep, SweepParts, SweepReport, SweepSettings, dead_for_sure_ms, look};
 
 use std::collections::BTreeMap;
 use std::sync::Arc;

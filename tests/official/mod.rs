@@ -164,8 +164,15 @@ async fn the_official_facilitator_settles_our_payment_once() {
         let draft = stellar.draft(&offer, &scene.payer.address(), at).unwrap();
         let (nonce, expiration) = (draft.nonce(), draft.expiration());
         let (payer, pay_to) = (scene.payer.address(), scene.shop.address());
-        let question =
-            NonceQuestion { payer: &payer, pay_to: &pay_to, asset: USDC, nonce, expiration, reserved_at: at.sequence };
+        let question = NonceQuestion {
+            payer: &payer,
+            pay_to: &pay_to,
+            asset: USDC,
+            nonce,
+            expiration,
+            reserved_at: at.sequence,
+            reserved_ms: 0,
+        };
         let signature = scene.payer.key.sign(&draft.digest()).to_bytes();
         let signed = draft.attach(&signature).unwrap();
         let transaction = stellar.prepare(&signed).await.unwrap();

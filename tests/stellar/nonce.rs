@@ -17,6 +17,7 @@ async fn read(stellar: &Stellar, draft: &Draft, reserved_at: u32) -> NonceReadin
         nonce: draft.nonce(),
         expiration: draft.expiration(),
         reserved_at,
+        reserved_ms: 0,
     };
     stellar.nonce_reading(question).await
 }

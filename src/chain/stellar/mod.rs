@@ -2,11 +2,13 @@
 //! number, fee and footprint, and is believed in nothing that decides where money goes.
 
 mod entry;
+mod history;
 mod prepare;
 mod reading;
 mod rpc;
 
 pub use entry::{Draft, SignedEntry, Transfer};
+pub use history::UsedBy;
 pub use reading::NonceQuestion;
 
 use std::collections::{BTreeMap, BTreeSet};

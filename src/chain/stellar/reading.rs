@@ -6,21 +6,18 @@
 use std::time::Duration;
 
 use stellar_xdr::{
-    ConfigSettingEntry, ConfigSettingId, FeeBumpTransactionInnerTx, LedgerEntryData, LedgerKey, LedgerKeyConfigSetting,
-    OperationBody, ReadXdr, ScAddress, ScVal, SorobanCredentials, TransactionEnvelope, WriteXdr,
+    ConfigSettingEntry, ConfigSettingId, LedgerEntryData, LedgerKey, LedgerKeyConfigSetting, LedgerKeyContractData,
+    ReadXdr,
 };
-
 use tokio::time::Instant;
 
 use super::entry;
-use super::rpc::{Events, Health, LedgerEntries, Transaction};
+use super::rpc::{Entry, LedgerEntries, encode};
 use super::{ChainError, Stellar};
 use crate::chain::NonceReading;
 
-/// Pages of events that one look reads at most.
-const MAX_EVENT_PAGES: usize = 50;
-/// An RPC scans at most this many ledgers for one request, and an empty page does not say that it stopped short.
-const MAX_EVENT_LEDGERS: u32 = 10_000;
+/// Ledgers by which a row's own start may be behind the newest one at its reservation.
+const START_SLACK: u64 = 2;
 /// The network can vote for another setting.
 const SETTING_LIFE: Duration = Duration::from_secs(3600);
 
@@ -35,10 +32,12 @@ pub struct NonceQuestion<'a> {
     pub expiration: u32,
     /// S.
     pub reserved_at: u32,
+    /// When the row was written, unix milliseconds; 0 where it is not known.
+    pub reserved_ms: u64,
 }
 
 enum Look {
-    Present { ledger: u32 },
+    Present { ledger: u32, at: u32 },
     Absent { at: u32 },
 }
 
@@ -53,10 +52,12 @@ impl Stellar {
         let (mut latest, mut impossible) = (Vec::new(), None);
         for look in &looks {
             match look {
-                Look::Present { ledger } if (question.reserved_at..=question.expiration).contains(ledger) => {
+                Look::Present { ledger, at }
+                    if (question.reserved_at..=question.expiration.min(*at)).contains(ledger) =>
+                {
                     return NonceReading::Used { ledger: u64::from(*ledger) };
                 }
-                Look::Present { ledger } => {
+                Look::Present { ledger, .. } => {
                     impossible =
                         Some(format!("an RPC has the nonce used in ledger {ledger}, where it cannot have been"));
                 }
@@ -72,7 +73,15 @@ impl Stellar {
         if *first < question.expiration {
             return NonceReading::Open;
         }
-        // The answer has no close time of its own: dead is dead by the chain's time, not by a number alone.
+        // The answer has no close time of its own: dead is dead by the chain's time, not by a number alone. The row
+        // remembers a time too, which a process that has just started does not.
+        let earliest = question.reserved_ms.saturating_add(self.shortest_ms(question.reserved_at, question.expiration));
+        if self.world.unix_ms() < earliest {
+            return NonceReading::Inconclusive(format!(
+                "an RPC is at ledger {last}, but {} cannot have come yet since the payment was reserved",
+                question.expiration
+            ));
+        }
         match self.has_come(*last).await {
             Ok(true) => {}
             Ok(false) => {
@@ -100,15 +109,24 @@ impl Stellar {
         }
     }
 
+    /// The shortest time in which the network gets from one ledger to another, milliseconds.
+    fn shortest_ms(&self, from: u32, to: u32) -> u64 {
+        let ledgers = u64::from(to.saturating_sub(from)).saturating_sub(START_SLACK);
+        ledgers.saturating_mul(self.settings.min_ledger_ms)
+    }
+
+    /// An answer about anything but this one entry is no answer: read as absence it would release money.
     async fn look(&self, index: usize, key: &LedgerKey) -> Result<Look, ChainError> {
-        let text = encode(key)?;
-        let params = serde_json::json!({"keys": [text]});
-        let answer: LedgerEntries = self.checked(index).await?.call("getLedgerEntries", &params).await?;
-        let found = answer.entries.unwrap_or_default().into_iter().find(|e| e.key == text);
-        Ok(match found {
-            Some(entry) => Look::Present { ledger: entry.last_modified_ledger_seq },
-            None => Look::Absent { at: answer.latest_ledger },
-        })
+        let params = serde_json::json!({"keys": [encode(key)?]});
+        let rpc = self.checked(index).await?;
+        let answer: LedgerEntries = rpc.call("getLedgerEntries", &params).await?;
+        match answer.entries.as_deref().unwrap_or_default() {
+            [] => Ok(Look::Absent { at: answer.latest_ledger }),
+            [entry] if is_entry_of(key, entry) => {
+                Ok(Look::Present { ledger: entry.last_modified_ledger_seq, at: answer.latest_ledger })
+            }
+            _ => Err(ChainError::Lying(format!("{} answers with another entry than the one asked for", rpc.name()))),
+        }
     }
 
     /// The network's own setting; never assumed.
@@ -149,76 +167,14 @@ impl Stellar {
                 .unwrap_or_else(|| ChainError::Unreachable("the network's setting cannot be read".into()))),
         }
     }
-
-    /// The ledger in which a transaction used the nonce, from the complete history of [S, E]; `Err` where it is not
-    /// complete.
-    async fn history(&self, index: usize, question: NonceQuestion<'_>) -> Result<Option<u32>, ChainError> {
-        let rpc = self.checked(index).await?;
-        let health: Health = rpc.call("getHealth", &serde_json::json!({})).await?;
-        let gone = || ChainError::Unreachable(format!("{} no longer keeps the payment's ledgers", rpc.name()));
-        if health.oldest_ledger > question.reserved_at
-            || question.expiration.saturating_sub(question.reserved_at) >= MAX_EVENT_LEDGERS
-        {
-            return Err(gone());
-        }
-        let topic = |value: ScVal| encode(&value);
-        let payer = entry::address(question.payer, "payer")?;
-        let topics = [
-            topic(ScVal::Symbol(entry::symbol("transfer")))?,
-            topic(ScVal::Address(payer.clone()))?,
-            topic(ScVal::Address(entry::address(question.pay_to, "payTo")?))?,
-            "**".to_owned(),
-        ];
-        let filters = serde_json::json!([{"type": "contract", "contractIds": [question.asset], "topics": [topics]}]);
-        let mut params = serde_json::json!({
-            "startLedger": question.reserved_at, "endLedger": question.expiration.saturating_add(1),
-            "filters": filters, "pagination": {"limit": 100},
-        });
-        for _ in 0..MAX_EVENT_PAGES {
-            let page: Events = rpc.call("getEvents", &params).await?;
-            if page.oldest_ledger.is_some_and(|oldest| oldest > question.reserved_at) {
-                return Err(gone());
-            }
-            for event in &page.events {
-                let found: Transaction =
-                    rpc.call("getTransaction", &serde_json::json!({"hash": event.tx_hash})).await?;
-                let envelope = found.envelope_xdr.ok_or_else(gone)?;
-                let envelope = TransactionEnvelope::from_xdr_base64(&envelope, entry::XDR).map_err(|_| gone())?;
-                if found.status == "SUCCESS" && uses_nonce(&envelope, &payer, question.nonce) {
-                    return Ok(Some(event.ledger));
-                }
-            }
-            match page.cursor {
-                Some(cursor) if page.events.len() >= 100 => {
-                    params = serde_json::json!({"filters": filters, "pagination": {"limit": 100, "cursor": cursor}});
-                }
-                _ => return Ok(None),
-            }
-        }
-        Err(ChainError::Unreachable(format!("{} has more events than one look reads", rpc.name())))
-    }
 }
 
-fn uses_nonce(envelope: &TransactionEnvelope, payer: &ScAddress, nonce: i64) -> bool {
-    let tx = match envelope {
-        TransactionEnvelope::Tx(envelope) => &envelope.tx,
-        TransactionEnvelope::TxFeeBump(bump) => {
-            let FeeBumpTransactionInnerTx::Tx(inner) = &bump.tx.inner_tx;
-            &inner.tx
-        }
-        TransactionEnvelope::TxV0(_) => return false,
+fn is_entry_of(key: &LedgerKey, entry: &Entry) -> bool {
+    let (Ok(named), Ok(LedgerEntryData::ContractData(data))) =
+        (LedgerKey::from_xdr_base64(&entry.key, entry::XDR), LedgerEntryData::from_xdr_base64(&entry.xdr, entry::XDR))
+    else {
+        return false;
     };
-    tx.operations.iter().any(|operation| match &operation.body {
-        OperationBody::InvokeHostFunction(invoke) => invoke.auth.iter().any(|entry| match &entry.credentials {
-            SorobanCredentials::Address(c) | SorobanCredentials::AddressV2(c) => {
-                c.nonce == nonce && c.address == *payer
-            }
-            _ => false,
-        }),
-        _ => false,
-    })
-}
-
-fn encode(value: &impl WriteXdr) -> Result<String, ChainError> {
-    value.to_xdr_base64(entry::XDR).map_err(|_| ChainError::Unsupported("a key that cannot be encoded".into()))
+    let held = LedgerKeyContractData { contract: data.contract, key: data.key, durability: data.durability };
+    named == *key && LedgerKey::ContractData(held) == *key
 }

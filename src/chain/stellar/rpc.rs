@@ -6,9 +6,11 @@ use bytes::Bytes;
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use serde_json::value::RawValue;
+use stellar_xdr::WriteXdr;
 use url::Url;
 
 use super::super::ChainError;
+use super::entry;
 use crate::http::{Client, HttpError};
 use crate::json;
 use crate::x402;
@@ -93,6 +95,7 @@ pub(super) struct Transaction {
 pub(super) struct Events {
     pub events: Vec<Event>,
     pub cursor: Option<String>,
+    pub latest_ledger: u32,
     pub oldest_ledger: Option<u32>,
 }
 
@@ -100,7 +103,6 @@ pub(super) struct Events {
 #[serde(rename_all = "camelCase")]
 pub(super) struct Event {
     pub tx_hash: String,
-    pub ledger: u32,
 }
 
 impl Rpc {
@@ -156,6 +158,10 @@ impl Rpc {
             (None, None) => Err(unreachable("neither a result nor an error".into())),
         }
     }
+}
+
+pub(super) fn encode(value: &impl WriteXdr) -> Result<String, ChainError> {
+    value.to_xdr_base64(entry::XDR).map_err(|_| ChainError::Unsupported("a value that cannot be encoded".into()))
 }
 
 pub(super) fn words(text: &str) -> String {
