@@ -23,6 +23,11 @@ use crate::money::{AgentId, Amount, Asset, IdempotencyKey, Network, ParseError, 
 
 pub use sqlite::{Options, SqliteLedger};
 
+/// A signed payload is kept this long after a settlement whose output is missing or unfinished, milliseconds.
+pub(crate) const PAYLOAD_AFTER_SETTLEMENT_MS: u64 = 24 * 3_600_000;
+/// The longest note of an operator, characters.
+pub const MAX_NOTE: usize = 500;
+
 pub type LedgerResult<'a, T> = BoxFuture<'a, Result<T, LedgerError>>;
 
 #[derive(Debug, thiserror::Error)]
@@ -196,6 +201,8 @@ pub enum Decision {
     Existing(Box<Payment>),
     /// The same key with another call.
     Conflict(Box<Payment>),
+    /// The key belongs to a payment that has been archived: its row cannot be shown any more, and a key is spent for good.
+    KeySpent(PaymentId),
     /// No key, and a keyed payment for the same ref and arguments is open.
     DuplicateInDoubt(PaymentId),
     /// `resets_at_ms`: unix milliseconds of the next UTC midnight where a day window bound.
@@ -288,12 +295,16 @@ impl Evidence {
 
 #[derive(Debug)]
 pub enum SettleOutcome {
-    /// This call settled the row, or it was settled already (the outcome is stored if none was).
+    /// This call settled the row, or it was settled so already (the outcome is stored if none was).
     Settled,
+    /// The row was settled already, with another amount or transaction than this claim names, or the claim's transaction
+    /// is another payment's: unchanged, and no outcome is stored. A receipt names what is booked; an output with such a
+    /// receipt is stored by settling again with exactly these two.
+    SettledAs { amount: Amount, transaction: Option<String> },
     /// The row was released meanwhile: unchanged, an event written, the operator alerted.
     Released,
-    /// The transaction is booked for another payment of this network: unchanged.
-    TransactionTaken,
+    /// The row is open, and the transaction is booked for another payment of this network: unchanged.
+    TransactionTaken { by: PaymentId },
 }
 
 /// What an attempt to recover a payment found.
@@ -343,6 +354,13 @@ pub enum End<'a> {
     Released,
 }
 
+/// Both stores hold the operator to the same words.
+pub(crate) fn check_note(note: &str) -> Result<(), LedgerError> {
+    let fits = !note.trim().is_empty() && note.chars().count() <= MAX_NOTE && !note.chars().any(char::is_control);
+    let why = || format!("a note has 1 to {MAX_NOTE} characters and no control characters");
+    if fits { Ok(()) } else { Err(LedgerError::Inconsistent(why())) }
+}
+
 #[derive(Debug, PartialEq, Eq)]
 pub enum Resolved {
     Done,
@@ -350,7 +368,9 @@ pub enum Resolved {
     NotOpen(State),
     Leased,
     /// The transaction is booked for another payment: unchanged.
-    TransactionTaken,
+    TransactionTaken {
+        by: PaymentId,
+    },
 }
 
 /// What [`Ledger::tidy`] removed.

@@ -150,6 +150,23 @@ pub(crate) enum Do {
     Suspend(Subject, bool),
     Resume(Subject, bool),
     Advance(u64),
+    /// The owner stores the signed payload.
+    Store(u8),
+    /// The same under the lease of the last recovery or sweep.
+    StoreAgain(u8),
+    /// By the chain: all of it, no transaction named, nothing to store.
+    ByChain(u8),
+    /// A right receipt with the seller's request for input.
+    Asks(u8),
+    Recover(u8),
+    EndRecovery(u8, Option<Reason>),
+    TakeDue,
+    /// In so many milliseconds.
+    LookAgain(u8, u64),
+    Expire(u8, Reason),
+    /// The operator's word; `None` releases.
+    Resolve(u8, Option<&'static str>, &'static str),
+    Tidy,
 }
 use Do::*;
 
@@ -157,18 +174,20 @@ const fn settled(n: u8, amount: &'static str) -> Do {
     Settle { n, amount, transaction: None }
 }
 
-/// Carries out events and keeps the leases that they gave.
+/// Carries out events and keeps the leases that they gave: the owners', and those of recovery and sweep.
 struct Story<'a> {
     bench: &'a dyn Bench,
     ledger: Arc<dyn Ledger>,
     leases: BTreeMap<u8, Lease>,
+    later: BTreeMap<u8, Lease>,
 }
 
 impl Story<'_> {
     async fn run(&mut self, event: &Do) -> String {
         let l = self.ledger.clone();
-        let lease =
-            |n: &u8| self.leases.get(n).cloned().unwrap_or(Lease { token: [0; 16], expires_ms: 0, sign_before_ms: 0 });
+        let nobody = || Lease { token: [0; 16], expires_ms: 0, sign_before_ms: 0 };
+        let lease = |n: &u8| self.leases.get(n).cloned().unwrap_or_else(nobody);
+        let later = |n: &u8| self.later.get(n).cloned().unwrap_or_else(nobody);
         let asked = |all: bool| if all { None } else { Some(unit()) };
         match event {
             Limits(limits) => said(l.replace_limits("file", limits).await, |()| "ok".to_owned()),
@@ -188,8 +207,59 @@ impl Story<'_> {
                     outcome: Some(b"{}"),
                     unfinished: false,
                 };
-                said(l.settle(request).await, |ended| format!("{ended:?}"))
+                said(l.settle(request).await, ended)
             }
+            ByChain(n) => {
+                let request = SettleRequest { evidence: Evidence::Chain, ..whole(*n) };
+                said(l.settle(request).await, ended)
+            }
+            Asks(n) => {
+                let (outcome, transaction) = (Some(&b"what is your name?"[..]), Some("t"));
+                let request = SettleRequest { outcome, transaction, unfinished: true, ..whole(*n) };
+                said(l.settle(request).await, ended)
+            }
+            Store(n) => said(l.store_payload(id(*n), &lease(n), b"signed").await, |stored| stored.to_string()),
+            StoreAgain(n) => said(l.store_payload(id(*n), &later(n), b"signed").await, |stored| stored.to_string()),
+            Recover(n) => {
+                let taken = l.take_recovery(id(*n), LEASE_MS).await;
+                if let Ok(Recovery::Taken(taken)) = &taken {
+                    assert_eq!((&taken.payload[..], taken.payment.leased), (&b"signed"[..], true));
+                    self.later.insert(*n, taken.lease.clone());
+                }
+                said(taken, recovered)
+            }
+            EndRecovery(n, why) => said(l.end_recovery(id(*n), &later(n), *why).await, |ours| ours.to_string()),
+            TakeDue => {
+                let due = l.take_due(10, LEASE_MS).await;
+                for (payment, lease) in due.iter().flatten() {
+                    assert!(payment.leased && payment.state == State::InDoubt, "{payment:?}");
+                    self.later.insert(payment.payment_id.to_hex()[..2].parse().unwrap(), lease.clone());
+                }
+                said(due, |due| {
+                    let names: Vec<_> = due.iter().map(|(payment, _)| row(payment)).collect();
+                    if names.is_empty() { "none".to_owned() } else { names.join(", ") }
+                })
+            }
+            LookAgain(n, after) => {
+                let due = l.now_ms().await.unwrap() + after;
+                said(l.look_again(id(*n), &later(n), due).await, |ours| ours.to_string())
+            }
+            Expire(n, why) => said(l.expire(id(*n), &later(n), *why).await, |ours| ours.to_string()),
+            Resolve(n, transaction, note) => {
+                let settled = |transaction| End::Settled {
+                    amount: amount("100"),
+                    transaction: Some(transaction),
+                    evidence: Evidence::Operator,
+                };
+                let end = transaction.map_or(End::Released, settled);
+                said(l.resolve(Resolution { payment_id: id(*n), end, note }).await, resolved)
+            }
+            Tidy => said(l.tidy().await, |t| {
+                format!(
+                    "outcomes {} payloads {} answered {} sessions {}",
+                    t.outcomes, t.payloads, t.answered, t.sessions
+                )
+            }),
             InDoubt(n) => said(l.in_doubt(id(*n), &lease(n), Reason::NoAnswer).await, |ours| ours.to_string()),
             Release(n) => said(l.release(id(*n), &lease(n), Reason::Cancelled).await, |ours| ours.to_string()),
             Answered(n) => said(l.answered(id(*n)).await, |()| "ok".to_owned()),
@@ -216,6 +286,47 @@ fn said<T>(result: Result<T, LedgerError>, word: impl FnOnce(T) -> String) -> St
     }
 }
 
+/// The whole of a payment of 100, by its receipt.
+fn whole(n: u8) -> SettleRequest<'static> {
+    SettleRequest {
+        payment_id: id(n),
+        amount: amount("100"),
+        transaction: None,
+        evidence: Evidence::Receipt,
+        outcome: None,
+        unfinished: false,
+    }
+}
+
+fn ended(ended: SettleOutcome) -> String {
+    match ended {
+        SettleOutcome::Settled => "Settled".to_owned(),
+        SettleOutcome::SettledAs { amount, transaction } => {
+            format!("SettledAs {amount} {}", transaction.as_deref().unwrap_or("-"))
+        }
+        SettleOutcome::Released => "Released".to_owned(),
+        SettleOutcome::TransactionTaken { by } => format!("TransactionTaken {}", &by.to_hex()[..2]),
+    }
+}
+
+fn recovered(recovery: Recovery) -> String {
+    match recovery {
+        Recovery::Taken(taken) => format!("taken {}", row(&taken.payment)),
+        Recovery::Leased => "leased".to_owned(),
+        Recovery::Suspended => "suspended".to_owned(),
+        Recovery::Nothing => "nothing".to_owned(),
+    }
+}
+
+fn resolved(resolved: Resolved) -> String {
+    match resolved {
+        Resolved::Done => "done".to_owned(),
+        Resolved::NotOpen(state) => format!("not open {}", state.as_str()),
+        Resolved::Leased => "leased".to_owned(),
+        Resolved::TransactionTaken { by } => format!("TransactionTaken {}", &by.to_hex()[..2]),
+    }
+}
+
 fn row(payment: &Payment) -> String {
     let n = u8::from_str_radix(&payment.payment_id.to_hex()[..2], 16).unwrap();
     let reason = payment.reason.as_deref().map(|reason| format!(" {reason}")).unwrap_or_default();
@@ -231,6 +342,7 @@ fn word(decision: Decision) -> String {
         Decision::Fresh(_) => "fresh".to_owned(),
         Decision::Existing(payment) => format!("existing {}", row(&payment)),
         Decision::Conflict(payment) => format!("conflict {}", row(&payment)),
+        Decision::KeySpent(payment) => format!("spent {}", &payment.to_hex()[..2]),
         Decision::DuplicateInDoubt(payment) => format!("duplicate {}", &payment.to_hex()[..2]),
         Decision::Exceeded { ceiling, limit, remaining, resets_at_ms } => {
             let resets = if resets_at_ms.is_some() { " until midnight" } else { "" };
@@ -268,7 +380,7 @@ fn lines() -> Vec<Line> {
         line("nothing settled (upto of zero) frees all", vec![reserve(1)], settled(1, "0"), "Settled", ("0", "0"), "settled"),
         line("more than reserved is refused", vec![reserve(1)], settled(1, "101"), "inconsistent", ("100", "0"), "reserved"),
         line("settled twice is settled once", vec![reserve(1), settled(1, "100")], settled(1, "100"), "Settled", ("0", "100"), "settled"),
-        line("the first settled amount stays", vec![reserve(1), settled(1, "40")], settled(1, "100"), "Settled", ("0", "40"), "settled"),
+        line("the first settled amount stays", vec![reserve(1), settled(1, "40")], settled(1, "100"), "SettledAs 40 -", ("0", "40"), "settled"),
         line("a doubt keeps the hold", vec![reserve(1)], InDoubt(1), "true", ("100", "0"), "in_doubt no_answer"),
         line("a doubt repeated is the same doubt", vec![reserve(1), InDoubt(1)], InDoubt(1), "true", ("100", "0"), "in_doubt no_answer"),
         line("a doubt may settle", vec![reserve(1), InDoubt(1)], settled(1, "100"), "Settled", ("0", "100"), "settled"),
@@ -282,11 +394,18 @@ fn lines() -> Vec<Line> {
         line("a stranger's lease releases nothing", vec![reserve(1), other(2, 2)], Do::Release(9), "inconsistent", ("200", "0"), "reserved"),
         // Transactions.
         line("a transaction is booked once", vec![reserve(1), other(2, 2), Settle { n: 2, amount: "100", transaction: Some("t") }],
-            Settle { n: 1, amount: "100", transaction: Some("t") }, "TransactionTaken", ("100", "100"), "reserved"),
+            Settle { n: 1, amount: "100", transaction: Some("t") }, "TransactionTaken 02", ("100", "100"), "reserved"),
         line("the same transaction again is the same settlement", vec![reserve(1), Settle { n: 1, amount: "100", transaction: Some("t") }],
             Settle { n: 1, amount: "100", transaction: Some("t") }, "Settled", ("0", "100"), "settled"),
         line("a settled row without transaction takes no other's", vec![reserve(1), other(2, 2), settled(1, "100"), Settle { n: 2, amount: "100", transaction: Some("t") }],
-            Settle { n: 1, amount: "100", transaction: Some("t") }, "TransactionTaken", ("0", "200"), "settled"),
+            Settle { n: 1, amount: "100", transaction: Some("t") }, "SettledAs 100 -", ("0", "200"), "settled"),
+        line("a receipt with another transaction than the booked one changes nothing", vec![reserve(1), Settle { n: 1, amount: "100", transaction: Some("x") }],
+            Settle { n: 1, amount: "100", transaction: Some("y") }, "SettledAs 100 x", ("0", "100"), "settled"),
+        line("a receipt names the transaction that the chain did not", vec![reserve(1), ByChain(1), Settle { n: 1, amount: "100", transaction: Some("x") }],
+            Settle { n: 1, amount: "100", transaction: Some("y") }, "SettledAs 100 x", ("0", "100"), "settled"),
+        line("a claim without a transaction takes the booked one", vec![reserve(1), Settle { n: 1, amount: "100", transaction: Some("x") }],
+            settled(1, "100"), "Settled", ("0", "100"), "settled"),
+        line("an empty transaction is none", vec![reserve(1)], Settle { n: 1, amount: "100", transaction: Some("") }, "inconsistent", ("100", "0"), "reserved"),
         // Keys and twins.
         line("the same key is the same payment", vec![keyed(1, 1)], keyed(2, 1), "existing 1 reserved", ("100", "0"), "reserved"),
         line("the same key, settled", vec![keyed(1, 1), settled(1, "100")], keyed(2, 1), "existing 1 settled", ("0", "100"), "settled"),
@@ -323,6 +442,92 @@ fn lines() -> Vec<Line> {
         line("a late owner releases nothing", vec![reserve(1), Advance(LEASE_MS)], Release(1), "false", ("100", "0"), "in_doubt lease_expired"),
         line("a late owner's doubt is found made", vec![reserve(1), Advance(LEASE_MS), Lookup(1)], InDoubt(1), "false", ("100", "0"), "in_doubt lease_expired"),
         line("a late owner may settle", vec![reserve(1), Advance(LEASE_MS), Lookup(1)], settled(1, "100"), "Settled", ("0", "100"), "settled"),
+        // Recovery.
+        line("a payload without its answer may be sent again", vec![reserve(1), Store(1), InDoubt(1)], Recover(1), "taken 1 in_doubt no_answer", ("100", "0"), "in_doubt no_answer"),
+        line("not while the owner works", vec![reserve(1), Store(1), Advance(LEASE_MS - 1)], Recover(1), "leased", ("100", "0"), "reserved"),
+        line("a dead owner's payment is in doubt first", vec![reserve(1), Store(1), Advance(LEASE_MS)], Recover(1), "taken 1 in_doubt lease_expired", ("100", "0"), "in_doubt lease_expired"),
+        line("a dead owner's payment without a payload is in doubt", vec![reserve(1), Advance(LEASE_MS)], Recover(1), "nothing", ("100", "0"), "in_doubt lease_expired"),
+        line("one recovery at a time", vec![reserve(1), Store(1), InDoubt(1), Recover(1)], Recover(1), "leased", ("100", "0"), "in_doubt no_answer"),
+        line("no recovery beside a sweep", vec![reserve(1), Store(1), InDoubt(1), TakeDue], Recover(1), "leased", ("100", "0"), "in_doubt no_answer"),
+        line("a recovery that died gives way", vec![reserve(1), Store(1), InDoubt(1), Recover(1), Advance(LEASE_MS)], Recover(1), "taken 1 in_doubt no_answer", ("100", "0"), "in_doubt no_answer"),
+        line("a stopped agent's payment is not sent again", vec![reserve(1), Store(1), InDoubt(1), Suspend(me(), true)], Recover(1), "suspended", ("100", "0"), "in_doubt no_answer"),
+        line("nor one in a stopped unit", vec![reserve(1), Store(1), InDoubt(1), Suspend(me(), false)], Recover(1), "suspended", ("100", "0"), "in_doubt no_answer"),
+        line("nor any when each agent is stopped", vec![reserve(1), Store(1), InDoubt(1), Suspend(Subject::EachAgent, true)], Recover(1), "suspended", ("100", "0"), "in_doubt no_answer"),
+        line("nor any when all are stopped together", vec![reserve(1), Store(1), InDoubt(1), Suspend(Subject::Total, false)], Recover(1), "suspended", ("100", "0"), "in_doubt no_answer"),
+        line("nor one whose configuration stops it", vec![reserve(1), Store(1), InDoubt(1), limits(|l| l.suspended = true)], Recover(1), "suspended", ("100", "0"), "in_doubt no_answer"),
+        line("another agent's stop does not bind", vec![reserve(1), Store(1), InDoubt(1), Suspend(Subject::Agent(agent("b")), true)], Recover(1), "taken 1 in_doubt no_answer", ("100", "0"), "in_doubt no_answer"),
+        line("a stopped dead owner's payment is in doubt all the same", vec![reserve(1), Store(1), Suspend(me(), true), Advance(LEASE_MS)], Recover(1), "suspended", ("100", "0"), "in_doubt lease_expired"),
+        line("nothing is sent again for a released payment", vec![reserve(1), Store(1), Release(1)], Recover(1), "nothing", ("0", "0"), "released cancelled"),
+        line("nothing is sent again once the last word is stored", vec![reserve(1), Store(1), settled(1, "100")], Recover(1), "nothing", ("0", "100"), "settled"),
+        line("settled without its output: the bytes go again", vec![reserve(1), Store(1), ByChain(1)], Recover(1), "taken 1 settled", ("0", "100"), "settled"),
+        line("the seller asked: the bytes go again with the answer", vec![reserve(1), Store(1), Asks(1)], Recover(1), "taken 1 settled", ("0", "100"), "settled"),
+        line("a settled payment too is recovered once at a time", vec![reserve(1), Store(1), ByChain(1), Recover(1)], Recover(1), "leased", ("0", "100"), "settled"),
+        line("a day after the settlement the bytes are gone", vec![reserve(1), Store(1), ByChain(1), Advance(24 * 3_600_000)], Recover(1), "nothing", ("0", "0"), "settled"),
+        line("an unknown payment is not recovered", vec![], Recover(9), "inconsistent", ("0", "0"), "-"),
+        line("the recovery's end frees the row for the next", vec![reserve(1), Store(1), InDoubt(1), Recover(1), EndRecovery(1, None)], Recover(1), "taken 1 in_doubt no_answer", ("100", "0"), "in_doubt no_answer"),
+        line("the recovery's end says why it is in doubt", vec![reserve(1), Store(1), InDoubt(1), Recover(1)], EndRecovery(1, Some(Reason::ChallengedAgain)), "true", ("100", "0"), "in_doubt challenged_again"),
+        line("the end, written twice", vec![reserve(1), Store(1), InDoubt(1), Recover(1), EndRecovery(1, Some(Reason::NoReceipt))], EndRecovery(1, Some(Reason::NoReceipt)), "true", ("100", "0"), "in_doubt no_receipt"),
+
+        line("a settled payment has no reason", vec![reserve(1), Store(1), ByChain(1), Recover(1)], EndRecovery(1, Some(Reason::NoAnswer)), "true", ("0", "100"), "settled"),
+        line("the receipt ends the recovery", vec![reserve(1), Store(1), Asks(1), Recover(1), Asks(1)], Recover(1), "taken 1 settled", ("0", "100"), "settled"),
+        line("what the chain says ends no recovery of a settled payment", vec![reserve(1), Store(1), Asks(1), Recover(1), ByChain(1)], Recover(1), "leased", ("0", "100"), "settled"),
+        line("the recovery's receipt settles", vec![reserve(1), Store(1), InDoubt(1), Recover(1)], settled(1, "100"), "Settled", ("0", "100"), "settled"),
+        line("new rounds are stored before they are sent", vec![reserve(1), Store(1), InDoubt(1), Recover(1)], StoreAgain(1), "true", ("100", "0"), "in_doubt no_answer"),
+        line("also of a settled payment", vec![reserve(1), Store(1), Asks(1), Recover(1)], StoreAgain(1), "true", ("0", "100"), "settled"),
+        line("not when the lease has run out", vec![reserve(1), Store(1), Asks(1), Recover(1), Advance(LEASE_MS)], StoreAgain(1), "false", ("0", "100"), "settled"),
+        line("not when the recovery has ended", vec![reserve(1), Store(1), Asks(1), Recover(1), EndRecovery(1, None)], StoreAgain(1), "false", ("0", "100"), "settled"),
+        line("not when the last word is stored", vec![reserve(1), Store(1), Asks(1), Recover(1), Settle { n: 1, amount: "100", transaction: Some("t") }], StoreAgain(1), "false", ("0", "100"), "settled"),
+        line("the owner stores nothing beside a recovery", vec![reserve(1), Store(1), InDoubt(1), Recover(1)], Store(1), "false", ("100", "0"), "in_doubt no_answer"),
+        line("the owner stores nothing once settled", vec![reserve(1), Store(1), Asks(1)], Store(1), "false", ("0", "100"), "settled"),
+        line("the owner's doubt is not repeated beside a recovery", vec![reserve(1), Store(1), InDoubt(1), Recover(1)], InDoubt(1), "false", ("100", "0"), "in_doubt no_answer"),
+        // Sweep.
+        line("a doubt is due at once", vec![reserve(1), InDoubt(1)], TakeDue, "1 in_doubt no_answer", ("100", "0"), "in_doubt no_answer"),
+        line("an owner at work is not due", vec![reserve(1), Advance(LEASE_MS - 1)], TakeDue, "none", ("100", "0"), "reserved"),
+        line("a dead owner's payment is due", vec![reserve(1), Advance(LEASE_MS)], TakeDue, "1 in_doubt lease_expired", ("100", "0"), "in_doubt lease_expired"),
+        line("the oldest due is first", vec![other(2, 2), InDoubt(2), Advance(1), reserve(1), InDoubt(1)], TakeDue, "2 in_doubt no_answer, 1 in_doubt no_answer", ("200", "0"), "in_doubt no_answer"),
+        line("a leased payment is nobody else's", vec![reserve(1), InDoubt(1), TakeDue], TakeDue, "none", ("100", "0"), "in_doubt no_answer"),
+        line("nor one that is recovered", vec![reserve(1), Store(1), InDoubt(1), Recover(1)], TakeDue, "none", ("100", "0"), "in_doubt no_answer"),
+        line("a sweep that died gives way", vec![reserve(1), InDoubt(1), TakeDue, Advance(LEASE_MS)], TakeDue, "1 in_doubt no_answer", ("100", "0"), "in_doubt no_answer"),
+        line("a stop does not stop the sweep", vec![reserve(1), InDoubt(1), Suspend(me(), true)], TakeDue, "1 in_doubt no_answer", ("100", "0"), "in_doubt no_answer"),
+        line("closed payments are not due", vec![reserve(1), Store(1), other(2, 2), ByChain(1), Release(2), Advance(LEASE_MS)], TakeDue, "none", ("0", "100"), "settled"),
+        line("a recovery's end makes it due at once", vec![reserve(1), Store(1), InDoubt(1), TakeDue, LookAgain(1, 500_000), Recover(1), EndRecovery(1, None)], TakeDue, "1 in_doubt no_answer", ("100", "0"), "in_doubt no_answer"),
+        line("not before it is due again", vec![reserve(1), InDoubt(1), TakeDue, LookAgain(1, 500), Advance(499)], TakeDue, "none", ("100", "0"), "in_doubt no_answer"),
+        line("due again", vec![reserve(1), InDoubt(1), TakeDue, LookAgain(1, 500), Advance(500)], TakeDue, "1 in_doubt no_answer", ("100", "0"), "in_doubt no_answer"),
+        line("a lease that another sweep has looks at nothing", vec![reserve(1), InDoubt(1), TakeDue, settled(1, "100")], LookAgain(1, 1), "false", ("0", "100"), "settled"),
+        line("the chain's no frees the hold", vec![reserve(1), Store(1), InDoubt(1), TakeDue], Expire(1, Reason::ExpiredUnspent), "true", ("0", "0"), "released expired_unspent"),
+        line("a cancelled nonce frees the hold", vec![reserve(1), InDoubt(1), TakeDue], Expire(1, Reason::NonceCancelled), "true", ("0", "0"), "released nonce_cancelled"),
+        line("freed twice is freed once", vec![reserve(1), other(2, 2), InDoubt(1), TakeDue, Expire(1, Reason::ExpiredUnspent)], Expire(1, Reason::ExpiredUnspent), "true", ("100", "0"), "released expired_unspent"),
+        line("only the chain's words free", vec![reserve(1), InDoubt(1), TakeDue], Expire(1, Reason::Cancelled), "inconsistent", ("100", "0"), "in_doubt no_answer"),
+        line("without a lease nothing is freed", vec![reserve(1), InDoubt(1)], Expire(1, Reason::ExpiredUnspent), "false", ("100", "0"), "in_doubt no_answer"),
+        line("with a lease that has run out nothing is freed", vec![reserve(1), InDoubt(1), TakeDue, Advance(LEASE_MS)], Expire(1, Reason::ExpiredUnspent), "false", ("100", "0"), "in_doubt no_answer"),
+        line("a look that has ended frees nothing", vec![reserve(1), InDoubt(1), TakeDue, LookAgain(1, 1)], Expire(1, Reason::ExpiredUnspent), "false", ("100", "0"), "in_doubt no_answer"),
+        line("settled meanwhile: nothing is freed", vec![reserve(1), InDoubt(1), TakeDue, settled(1, "100")], Expire(1, Reason::ExpiredUnspent), "false", ("0", "100"), "settled"),
+        line("the owner's receipt after the chain's no", vec![reserve(1), InDoubt(1), TakeDue, Expire(1, Reason::ExpiredUnspent)], settled(1, "100"), "Released", ("0", "0"), "released expired_unspent"),
+        line("a hold is freed in its own day", vec![reserve(1), Advance(12 * 3_600_000), TakeDue, cost(2, "1000")], Expire(1, Reason::ExpiredUnspent), "true", ("1000", "0"), "released expired_unspent"),
+        line("what the chain freed may be paid anew", vec![reserve(1), InDoubt(1), TakeDue, Expire(1, Reason::ExpiredUnspent)], reserve(2), "fresh", ("100", "0"), "released expired_unspent"),
+        line("the chain's yes settles under any lease", vec![reserve(1), Store(1), InDoubt(1), TakeDue], ByChain(1), "Settled", ("0", "100"), "settled"),
+        // The operator's word.
+        line("an operator releases", vec![reserve(1), InDoubt(1)], Resolve(1, None, "asked the seller"), "done", ("0", "0"), "released operator_evidence"),
+        line("an operator settles", vec![reserve(1), InDoubt(1)], Resolve(1, Some("t"), "seen in the explorer"), "done", ("0", "100"), "settled"),
+        line("not while the owner works", vec![reserve(1)], Resolve(1, None, "impatient"), "leased", ("100", "0"), "reserved"),
+        line("not while a sweep works", vec![reserve(1), InDoubt(1), TakeDue], Resolve(1, None, "impatient"), "leased", ("100", "0"), "in_doubt no_answer"),
+        line("a dead owner's payment may be resolved", vec![reserve(1), Advance(LEASE_MS)], Resolve(1, Some("t"), "seen"), "done", ("0", "100"), "settled"),
+        line("a settled payment is settled", vec![reserve(1), settled(1, "100")], Resolve(1, None, "no"), "not open settled", ("0", "100"), "settled"),
+        line("a released payment is released", vec![reserve(1), Release(1)], Resolve(1, Some("t"), "no"), "not open released", ("0", "0"), "released cancelled"),
+        line("a transaction is booked once by hand too", vec![reserve(1), other(2, 2), Settle { n: 2, amount: "100", transaction: Some("t") }, InDoubt(1)],
+            Resolve(1, Some("t"), "seen"), "TransactionTaken 02", ("100", "100"), "in_doubt no_answer"),
+        line("the operator's word is written down", vec![reserve(1), InDoubt(1)], Resolve(1, None, ""), "inconsistent", ("100", "0"), "in_doubt no_answer"),
+        line("in one line", vec![reserve(1), InDoubt(1)], Resolve(1, None, "a\u{1b}[2Jb"), "inconsistent", ("100", "0"), "in_doubt no_answer"),
+        line("more than reserved is refused by hand too", vec![cost(1, "99"), InDoubt(1)], Resolve(1, Some("t"), "seen"), "inconsistent", ("99", "0"), "in_doubt no_answer"),
+        line("the owner's receipt after the operator's no", vec![reserve(1), InDoubt(1), Resolve(1, None, "no")], settled(1, "100"), "Released", ("0", "0"), "released operator_evidence"),
+        // Tidy.
+        line("nothing is tidied before its time", vec![reserve(1), Store(1), Asks(1), Advance(24 * 3_600_000 - 1)], Tidy, "outcomes 0 payloads 0 answered 0 sessions 0", ("0", "0"), "settled"),
+        line("payloads go after a day", vec![reserve(1), Store(1), ByChain(1), Advance(24 * 3_600_000)], Tidy, "outcomes 0 payloads 1 answered 1 sessions 0", ("0", "0"), "settled"),
+        line("outcomes go after a week", vec![reserve(1), settled(1, "100"), Advance(7 * 24 * 3_600_000)], Tidy, "outcomes 1 payloads 0 answered 1 sessions 0", ("0", "0"), "settled"),
+        line("a payload in doubt is kept", vec![reserve(1), Store(1), InDoubt(1), Advance(30 * 24 * 3_600_000), Tidy], Recover(1), "taken 1 in_doubt no_answer", ("0", "0"), "in_doubt no_answer"),
+        line("a settled payment of which nothing is left frees its twin", vec![reserve(1), settled(1, "100"), Advance(7 * 24 * 3_600_000), Tidy], reserve(2), "fresh", ("100", "0"), "settled"),
+        line("not on the day on which it settled", vec![reserve(1), ByChain(1), Tidy], reserve(2), "existing 1 settled", ("0", "100"), "settled"),
+        line("a keyed payment needs no answer", vec![keyed(1, 1), settled(1, "100"), Advance(7 * 24 * 3_600_000)], Tidy, "outcomes 1 payloads 0 answered 0 sessions 0", ("0", "0"), "settled"),
         // Limits.
         line("no limit at all refuses", vec![Limits(vec![])], reserve(1), "NotConfigured limit 0 remaining 0", ("0", "0"), "-"),
         line("an empty limit is none", vec![limits(|l| l.per_day = None)], reserve(1), "NotConfigured limit 0 remaining 0", ("0", "0"), "-"),
@@ -383,7 +588,8 @@ pub(crate) async fn transitions(open: impl AsyncFn() -> Box<dyn Bench>) {
     for line in lines() {
         let bench = open().await;
         let ledger = bench.ledger();
-        let mut story = Story { bench: &*bench, ledger: ledger.clone(), leases: BTreeMap::new() };
+        let mut story =
+            Story { bench: &*bench, ledger: ledger.clone(), leases: BTreeMap::new(), later: BTreeMap::new() };
         story.run(&Limits(vec![limit()])).await;
         for event in &line.before {
             let said = story.run(event).await;
@@ -599,7 +805,8 @@ pub(crate) async fn stories(open: impl AsyncFn() -> Box<dyn Bench>) {
             )
             .await
             .unwrap();
-        let mut story = Story { bench: &*bench, ledger: ledger.clone(), leases: BTreeMap::new() };
+        let mut story =
+            Story { bench: &*bench, ledger: ledger.clone(), leases: BTreeMap::new(), later: BTreeMap::new() };
         let mut random = seed;
         let mut model: BTreeMap<u8, (&str, u64, Option<u64>)> = BTreeMap::new();
         for step in 0..60u8 {

@@ -296,6 +296,7 @@ impl Payer {
         Err(match decision {
             Decision::Existing(row) => Stop::Answer(self.existing(*row, call).await?),
             Decision::Conflict(row) => PayError::Conflict { id: row.payment_id }.into(),
+            Decision::KeySpent(id) => PayError::Conflict { id }.into(),
             Decision::DuplicateInDoubt(id) => PayError::DuplicateInDoubt { id }.into(),
             Decision::Exceeded { ceiling, limit, remaining, resets_at_ms } => {
                 let exceeded = Exceeded { ceiling, unit, required, limit, remaining, resets_at_ms };
@@ -517,7 +518,7 @@ impl Payer {
 
     async fn record(&self, reserved: Reserved, paid: Paid) -> Result<CallOutcome, Stop> {
         let id = reserved.payment_id;
-        let receipt = Receipt::of_quote(&reserved.quote, id, paid.settled, &paid.transaction).json();
+        let receipt = Receipt::of_quote(&reserved.quote, id, paid.settled, Some(&paid.transaction)).json();
         let output = paid.seller.envelope(Some(&receipt), Some(id), Extra::None);
         let outcome = |output| CallOutcome {
             ending: if paid.unfinished { Ending::PaidInput } else { Ending::Paid },
@@ -542,7 +543,19 @@ impl Payer {
         };
         match settled {
             Ok(SettleOutcome::Settled) => Ok(outcome(output)),
-            Ok(SettleOutcome::TransactionTaken) => {
+            // Sweep or an operator booked something else meanwhile: what is booked is what the agent is told.
+            Ok(SettleOutcome::SettledAs { amount, transaction }) => {
+                alert_mismatch(id, "booked");
+                let receipt = Receipt::of_quote(&reserved.quote, id, amount, transaction.as_deref()).json();
+                let output = paid.seller.envelope(Some(&receipt), Some(id), Extra::None);
+                let transaction = transaction.as_deref();
+                let again = SettleRequest { amount, transaction, outcome: Some(output.get().as_bytes()), ..request };
+                if !matches!(ledger.settle(again).await, Ok(SettleOutcome::Settled)) {
+                    tracing::error!(payment = %id.short(), "the output of a settled payment could not be stored");
+                }
+                Ok(outcome(output))
+            }
+            Ok(SettleOutcome::TransactionTaken { .. }) => {
                 alert_mismatch(id, "transaction");
                 Err(self.doubt(&reserved, Reason::ReceiptMismatch, mismatch("transaction")).await)
             }

@@ -75,7 +75,7 @@ pub(super) struct Receipt<'a> {
 }
 
 impl<'a> Receipt<'a> {
-    pub fn of_quote(quote: &'a Quote, id: PaymentId, settled: Amount, transaction: &'a str) -> Receipt<'a> {
+    pub fn of_quote(quote: &'a Quote, id: PaymentId, settled: Amount, transaction: Option<&'a str>) -> Receipt<'a> {
         Receipt {
             id,
             resource_ref: &quote.resource_ref,
@@ -85,7 +85,7 @@ impl<'a> Receipt<'a> {
             pay_to: &quote.offer.pay_to,
             authorized: quote.amount(),
             settled,
-            transaction: Some(transaction),
+            transaction,
         }
     }
 

@@ -231,13 +231,18 @@ impl Sweep {
                 tracing::error!(payment = %id.short(), transaction, "ALERT the chain shows a payment that was released");
                 End::Lost
             }
-            Ok(SettleOutcome::TransactionTaken) => {
-                tracing::error!(payment = %id.short(), transaction,
+            Ok(SettleOutcome::SettledAs { transaction: booked, .. }) => {
+                tracing::error!(payment = %id.short(), transaction, booked,
+                    "ALERT a payment was settled meanwhile, with another amount or transaction than the chain shows");
+                End::Settled
+            }
+            Ok(SettleOutcome::TransactionTaken { by }) => {
+                tracing::error!(payment = %id.short(), transaction, other = %by.short(),
                     "ALERT the transaction of a used nonce is booked for another payment: settled without it");
                 let request = SettleRequest { transaction: None, ..request };
                 match self.parts.ledger.settle(request).await {
-                    Ok(SettleOutcome::Settled) => End::Settled,
-                    Ok(SettleOutcome::Released | SettleOutcome::TransactionTaken) => End::Lost,
+                    Ok(SettleOutcome::Settled | SettleOutcome::SettledAs { .. }) => End::Settled,
+                    Ok(SettleOutcome::Released | SettleOutcome::TransactionTaken { .. }) => End::Lost,
                     Err(error) => failed(row, &error),
                 }
             }

@@ -6,8 +6,10 @@ use sqlx::{Connection, SqlSafeStr, SqliteConnection};
 use super::{is_busy, unavailable};
 use crate::ledger::LedgerError;
 
-const MIGRATIONS: &[(i64, &str, &str)] =
-    &[(1, "buyer ledger", include_str!("../../../migrations/sqlite/0001_buyer_ledger.sql"))];
+const MIGRATIONS: &[(i64, &str, &str)] = &[
+    (1, "buyer ledger", include_str!("../../../migrations/sqlite/0001_buyer_ledger.sql")),
+    (2, "recovery and sweep", include_str!("../../../migrations/sqlite/0002_recovery_and_sweep.sql")),
+];
 
 /// The version that this program writes.
 pub(super) fn newest() -> i64 {

@@ -127,17 +127,22 @@ impl Writing<'_> {
             Err(error) if is_busy(&error) => return Err(LedgerError::Busy),
             Err(error) => return Err(unavailable(error)),
         };
-        let newest: Option<i64> = sqlx::query_scalar("SELECT at FROM payment_events ORDER BY id DESC LIMIT 1")
-            .fetch_optional(&mut *tx)
-            .await
-            .map_err(unavailable)?;
-        let now = world.unix_ms().max(newest.map_or(Ok(0), rows::unsigned)?);
+        let now = now(&mut tx, world).await?;
         Ok(Writing { tx, now })
     }
 
     async fn commit(self) -> Result<(), LedgerError> {
         self.tx.commit().await.map_err(unavailable)
     }
+}
+
+/// The process's clock, never behind the newest event.
+async fn now(db: &mut SqliteConnection, world: &World) -> Result<u64, LedgerError> {
+    let newest: Option<i64> = sqlx::query_scalar("SELECT at FROM payment_events ORDER BY id DESC LIMIT 1")
+        .fetch_optional(db)
+        .await
+        .map_err(unavailable)?;
+    Ok(world.unix_ms().max(newest.map_or(Ok(0), rows::unsigned)?))
 }
 
 /// Another process that opens the file for the first time holds it exclusively for a moment, and SQLite does not always
@@ -226,7 +231,7 @@ impl Ledger for SqliteLedger {
         Box::pin(self.do_open_rows())
     }
     fn now_ms(&self) -> LedgerResult<'_, u64> {
-        Box::pin(self.do_now_ms())
+        Box::pin(async move { now(&mut *self.connection().await?, &self.world).await })
     }
     fn resolve<'a>(&'a self, resolution: Resolution<'a>) -> LedgerResult<'a, Resolved> {
         Box::pin(self.do_resolve(resolution))

@@ -48,6 +48,9 @@ async fn decide(w: &mut Writing<'_>, intent: &Intent, token: [u8; 16]) -> Result
                 let same = row.call_hash == *hash;
                 return Ok(if same { Decision::Existing(row) } else { Decision::Conflict(row) });
             }
+            if let Some(archived) = spent_by(&mut w.tx, agent, key).await? {
+                return Ok(Decision::KeySpent(archived));
+            }
         }
         None => {
             if let Some(row) = twin(&mut w.tx, w.now, agent, hash).await? {
@@ -164,7 +167,7 @@ pub(super) async fn effective(
 
 /// A reserved row whose lease has expired is treated as possibly signed from here on: its owner signs nothing any more,
 /// but may still settle it.
-async fn unless_expired(w: &mut Writing<'_>, row: Payment) -> Result<Payment, LedgerError> {
+pub(super) async fn unless_expired(w: &mut Writing<'_>, row: Payment) -> Result<Payment, LedgerError> {
     if row.state != State::Reserved || row.leased {
         return Ok(row);
     }
@@ -190,7 +193,7 @@ pub(super) async fn doubt(w: &mut Writing<'_>, id: PaymentId, reason: Reason) ->
     rows::note(&mut w.tx, id, w.now, note).await
 }
 
-async fn by_id(db: &mut SqliteConnection, now: u64, id: PaymentId) -> Result<Option<Payment>, LedgerError> {
+pub(super) async fn by_id(db: &mut SqliteConnection, now: u64, id: PaymentId) -> Result<Option<Payment>, LedgerError> {
     let row = sqlx::query(select_payments!("WHERE p.payment_identifier = ?2"))
         .bind(signed(now))
         .bind(id.to_hex())
@@ -214,6 +217,21 @@ async fn by_key(
         .await
         .map_err(unavailable)?;
     row.as_ref().map(rows::payment).transpose()
+}
+
+/// The archived payment that had this key.
+async fn spent_by(
+    db: &mut SqliteConnection,
+    agent: &AgentId,
+    key: &IdempotencyKey,
+) -> Result<Option<PaymentId>, LedgerError> {
+    let row = sqlx::query("SELECT payment_identifier FROM spent_keys WHERE agent = ?1 AND idempotency_key = ?2")
+        .bind(agent.as_str())
+        .bind(key.as_str())
+        .fetch_optional(db)
+        .await
+        .map_err(unavailable)?;
+    row.as_ref().map(|row| rows::parsed(row, "payment_identifier")).transpose()
 }
 
 async fn twin(

@@ -81,7 +81,7 @@ pub(super) fn payment(row: &SqliteRow) -> Result<Payment, LedgerError> {
         has_payload: get(row, "has_payload")?,
         has_outcome: get(row, "has_outcome")?,
         outcome_unfinished: get(row, "unfinished")?,
-        leased: state.is_open() && get(row, "leased")?,
+        leased: get(row, "leased")?,
         created_ms: unsigned(get(row, "created")?)?,
         updated_ms: unsigned(get(row, "updated")?)?,
     })
@@ -156,7 +156,7 @@ pub(super) fn event(row: &SqliteRow) -> Result<Event, LedgerError> {
         amount: maybe(row, "amount")?,
         transaction: get(row, "transaction_id")?,
         evidence: get(row, "evidence")?,
-        note: None,
+        note: get(row, "note")?,
     })
 }
 
@@ -244,12 +244,14 @@ pub(super) struct Note<'a> {
     pub amount: Option<Amount>,
     pub transaction: Option<&'a str>,
     pub evidence: Option<Evidence>,
+    /// What an operator wrote.
+    pub words: Option<&'a str>,
 }
 
 pub(super) async fn note(db: &mut SqliteConnection, id: PaymentId, at: u64, note: Note<'_>) -> Result<(), LedgerError> {
     sqlx::query(
-        "INSERT INTO payment_events (payment_identifier, at, event, reason, amount, transaction_id, evidence) \
-         VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7)",
+        "INSERT INTO payment_events (payment_identifier, at, event, reason, amount, transaction_id, evidence, note) \
+         VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8)",
     )
     .bind(id.to_hex())
     .bind(signed(at))
@@ -258,6 +260,7 @@ pub(super) async fn note(db: &mut SqliteConnection, id: PaymentId, at: u64, note
     .bind(note.amount.map(|amount| amount.to_string()))
     .bind(note.transaction)
     .bind(note.evidence.map(Evidence::as_str))
+    .bind(note.words)
     .execute(db)
     .await
     .map_err(unavailable)?;

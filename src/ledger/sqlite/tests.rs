@@ -243,8 +243,8 @@ async fn the_clock_never_goes_behind_the_newest_event() {
 async fn migrations_run_once_and_an_altered_or_newer_database_is_refused() {
     let file = File::new().await;
     let place = path(file.directory.path());
-    assert_eq!(SqliteLedger::schema_version(&place).await.unwrap(), (Some(1), 1));
-    assert_eq!(SqliteLedger::schema_version(&file.directory.path().join("no")).await.unwrap(), (None, 1));
+    assert_eq!(SqliteLedger::schema_version(&place).await.unwrap(), (Some(2), 2));
+    assert_eq!(SqliteLedger::schema_version(&file.directory.path().join("no")).await.unwrap(), (None, 2));
     file.open(None).await.expect("a second run changes nothing");
     file.sql("UPDATE _sqlx_migrations SET checksum = x'00'").await.unwrap();
     let error = file.open(None).await.unwrap_err().to_string();
