@@ -22,6 +22,7 @@ use crate::ledger::{Limit, Subject};
 use crate::mcp::{StaticKeys, access};
 use crate::money::{AgentId, Amount, Asset, Network, Unit};
 use crate::seal::{KeyRing, SealError};
+use crate::signer::keystore::{Keystore, KeystoreError, KeystoreKey, Seed};
 
 /// One sentence: the field, what was found there, and what to write instead.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -34,6 +35,9 @@ pub struct ConfigError {
 fn refuse<T>(field: impl Into<String>, problem: impl Into<String>) -> Result<T, ConfigError> {
     Err(ConfigError { field: field.into(), problem: problem.into() })
 }
+
+/// The variable with a keystore's key, where the file names no other.
+pub const KEYSTORE_KEY_ENV: &str = "TOLLWAY_KEYSTORE_KEY";
 
 /// Which transport the process speaks: the rules for keys and mainnets differ.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -49,6 +53,10 @@ pub trait Source {
     /// A file of keys, refused where others than its owner and group can read it.
     fn key_ring(&self, path: &Path) -> Result<KeyRing, SealError> {
         KeyRing::load(path)
+    }
+    /// A keystore file, refused likewise.
+    fn keystore(&self, path: &Path) -> Result<Keystore, KeystoreError> {
+        Keystore::read(path)
     }
 }
 
@@ -101,6 +109,11 @@ pub enum SignerMode {
     None,
     EnvSecret {
         seed: Secret,
+    },
+    /// A keystore that was opened.
+    EncryptedKey {
+        path: PathBuf,
+        seed: Seed,
     },
     External {
         base_url: Url,
@@ -356,7 +369,8 @@ fn signer(
         "env-secret" if transport == Transport::Remote => {
             return refuse(
                 "signer.mode",
-                "env-secret is for stdio only: a remote transport uses external, with the key in another process",
+                "env-secret is for stdio only: a remote transport uses external, with the key in another process, or \
+                 encrypted-key",
             );
         }
         "env-secret" => {
@@ -396,13 +410,19 @@ fn signer(
             }
             SignerMode::External { base_url, auth_header }
         }
-        "encrypted-key" => {
-            return refuse("signer.mode", "encrypted-key is not in this version: use external, or env-secret on stdio");
-        }
+        "encrypted-key" => encrypted_key(file, source)?,
         other => {
-            return refuse("signer.mode", format!("{other:?} is unknown: write none, env-secret (stdio) or external"));
+            let known = "none, env-secret (stdio), encrypted-key or external";
+            return refuse("signer.mode", format!("{other:?} is unknown: write {known}"));
         }
     };
+    if file.smart_account_ceiling_atomic.is_some() && mode.can_pay() && !matches!(mode, SignerMode::External { .. }) {
+        return refuse(
+            "signer.smart_account_ceiling_atomic",
+            "is for a smart account (C…), which only signer.mode external can pay from: remove it, or bound a G-account \
+             with budget.*",
+        );
+    }
     if mode.can_pay() && transport == Transport::Remote && !has_keys {
         return refuse(
             "http.api_keys_env",
@@ -411,6 +431,31 @@ fn signer(
         );
     }
     Ok(mode)
+}
+
+/// The keystore is opened here, so that a wrong key is one sentence at the start.
+fn encrypted_key(file: &file::Signer, source: &dyn Source) -> Result<SignerMode, ConfigError> {
+    let Some(path) = &file.keystore_path else {
+        let problem = "is missing: signer.mode encrypted-key needs the file that tollway keystore create writes";
+        return refuse("signer.keystore_path", problem);
+    };
+    let name = file.encryption_key_env.as_deref().unwrap_or(KEYSTORE_KEY_ENV);
+    let Some(key) = secret_env(name, source) else {
+        let problem = format!("the environment variable {name} is not set: it holds the key that opens the keystore");
+        return refuse("signer.encryption_key_env", problem);
+    };
+    let key = KeystoreKey::parse(key.expose())
+        .or_else(|e| refuse("signer.encryption_key_env", format!("the environment variable {name} {e}")))?;
+    let path = PathBuf::from(path);
+    let seed = source.keystore(&path).and_then(|keystore| keystore.open(&key));
+    let seed = seed.or_else(|error| {
+        let problem = match error {
+            KeystoreError::File(error) => error.to_string(),
+            error => format!("{}: {error}", path.display()),
+        };
+        refuse("signer.keystore_path", problem)
+    })?;
+    Ok(SignerMode::EncryptedKey { path, seed })
 }
 
 fn networks(
@@ -795,6 +840,9 @@ mod tests {
                 None => Err(std::io::ErrorKind::NotFound.into()),
             }
         }
+        fn keystore(&self, path: &Path) -> Result<Keystore, KeystoreError> {
+            Keystore::parse(self.0.get(path.to_str().unwrap()).copied().unwrap_or_default())
+        }
     }
     fn source(pairs: &[(&'static str, &'static str)]) -> Fake {
         let mut all: BTreeMap<_, _> = pairs.iter().copied().collect();
@@ -841,7 +889,14 @@ mod tests {
             (format!("{CATALOG}transport: carrier-pigeon\n"), None, "transport", "carrier-pigeon"),
             (format!("{CATALOG}signer: {{mode: env-secret}}\n"), remote, "signer.mode", "stdio only"),
             (format!("{CATALOG}signer: {{mode: env-secret}}\n"), None, "signer.secret_env", "STELLAR_SECRET_KEY"),
-            (format!("{CATALOG}signer: {{mode: encrypted-key}}\n"), None, "signer.mode", "not in this version"),
+            (format!("{CATALOG}signer: {{mode: encrypted-key}}\n"), None, "signer.keystore_path", "keystore create"),
+            (
+                format!("{CATALOG}signer: {{mode: encrypted-key, keystore_path: /k}}\n"),
+                None,
+                "signer.encryption_key_env",
+                "TOLLWAY_KEYSTORE_KEY is not set",
+            ),
+            (format!("{CATALOG}signer: {{mode: hardware}}\n"), None, "signer.mode", "encrypted-key"),
             (format!("{CATALOG}signer: {{mode: none, base_url: 'https://s'}}\n"), None, "signer.base_url", "belongs"),
             (
                 format!("{CATALOG}signer: {{mode: external, base_url: 'http://s.example'}}\n"),
@@ -953,6 +1008,50 @@ mod tests {
             assert!(error.to_string().contains(word), "{text}\n{error}");
             assert_eq!(error.to_string().lines().count(), 1, "{error}");
         }
+    }
+
+    /// The key is 32 times 0x01, the seed 32 times 0x07.
+    const KEYSTORE: &str = r#"{"version": 1, "algorithm": "AES-256-GCM",
+        "address": "GDVEU3DD4KOFECV66VIHWEZOYX4ZKR3WV27L464SIIPOU2IUI3JCZA57", "nonce": "CQkJCQkJCQkJCQkJ",
+        "ciphertext": "wwggyck3AcZ4U01IqdqCEJ7Aef0zmDPhMF83TulQ+PrYLY4yjBfd3agWQB5CdA/i"}"#;
+
+    #[test]
+    fn a_keystore_is_opened_at_the_start_on_both_transports_and_its_secrets_never_show() {
+        let key = "0101010101010101010101010101010101010101010101010101010101010101";
+        let text = format!("{CATALOG}signer: {{mode: encrypted-key, keystore_path: /k.json, encryption_key_env: K}}\n");
+        for transport in [Transport::Stdio, Transport::Remote] {
+            let config = parse(&text, Some(transport), &source(&[("/k.json", KEYSTORE), ("K", key), KEYS])).unwrap();
+            let SignerMode::EncryptedKey { path, seed } = &config.signer else { panic!("{:?}", config.signer) };
+            assert_eq!(path, Path::new("/k.json"));
+            assert!(KEYSTORE.contains(&seed.address()));
+            assert!(!format!("{config:?}").contains(key));
+        }
+        let without_keys = parse(&text, Some(Transport::Remote), &source(&[("/k.json", KEYSTORE), ("K", key)]));
+        assert_eq!(without_keys.unwrap_err().field, "http.api_keys_env");
+        let other = "02".repeat(32);
+        let other: &'static str = other.leak();
+        for (file, key, field, word) in [
+            (KEYSTORE, other, "signer.keystore_path", "/k.json: the key does not open"),
+            (KEYSTORE, "0badc0de", "signer.encryption_key_env", "openssl rand -hex 32"),
+            ("{}", key, "signer.keystore_path", "members"),
+        ] {
+            let error = parse(&text, None, &source(&[("/k.json", file), ("K", key)])).unwrap_err();
+            assert_eq!(error.field, field, "{error}");
+            assert!(error.problem.contains(word) && !error.problem.contains(key), "{error}");
+        }
+    }
+
+    #[test]
+    fn only_an_external_signer_has_a_smart_accounts_ceiling() {
+        let ceiling = "smart_account_ceiling_atomic: '5'";
+        let external = format!("{CATALOG}signer: {{mode: external, base_url: 'https://s.example', {ceiling}}}\n");
+        let config = parse(&external, None, &source(&[])).unwrap();
+        assert_eq!(config.smart_account_ceiling, Some(Amount::from_u64(5)));
+        let own = format!("{CATALOG}signer: {{mode: env-secret, {ceiling}}}\n");
+        let seed = ("STELLAR_SECRET_KEY", "SADQOBYHA4DQOBYHA4DQOBYHA4DQOBYHA4DQOBYHA4DQOBYHA4DQP54X");
+        let error = parse(&own, None, &source(&[seed])).unwrap_err();
+        assert_eq!(error.field, "signer.smart_account_ceiling_atomic");
+        assert!(error.problem.contains("external"), "{error}");
     }
 
     #[test]

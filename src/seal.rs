@@ -200,6 +200,12 @@ fn aad(id: &[u8; ID_LEN], context: &str) -> aead::Aad<Vec<u8>> {
 
 /// `forbidden`: the permission bits that must not be set.
 fn read(path: &Path, forbidden: u32) -> Result<KeyRing, SealError> {
+    KeyRing::parse(&read_private(path, forbidden, MAX_TEXT)?)
+}
+
+/// A file of key material, at most `max` bytes and one more of it, so that a reader sees that there is more.
+/// `forbidden`: the permission bits that must not be set.
+pub(crate) fn read_private(path: &Path, forbidden: u32, max: usize) -> Result<Zeroizing<String>, SealError> {
     let failed = |error| SealError::File(path.to_owned(), error);
     let file = fs::File::open(path).map_err(failed)?;
     let meta = file.metadata().map_err(failed)?;
@@ -211,11 +217,21 @@ fn read(path: &Path, forbidden: u32) -> Result<KeyRing, SealError> {
         return Err(SealError::Mode(path.to_owned(), mode));
     }
     let mut text = Zeroizing::new(String::new());
-    io::Read::read_to_string(&mut io::Read::take(file, MAX_TEXT as u64 + 1), &mut text).map_err(failed)?;
-    KeyRing::parse(&text)
+    io::Read::read_to_string(&mut io::Read::take(file, max as u64 + 1), &mut text).map_err(failed)?;
+    Ok(text)
 }
 
 fn create(world: &World, path: &Path) -> io::Result<()> {
+    let key = Zeroizing::new(hex::encode(*Zeroizing::new(world.random::<32>())));
+    match write_private(world, path, &Zeroizing::new(format!("{}\n", key.as_str()))) {
+        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Ok(()),
+        other => other,
+    }
+}
+
+/// A new file of mode 0600, complete as soon as it has its name; one that exists is never touched
+/// (`ErrorKind::AlreadyExists`). Its directory is made where there is none.
+pub(crate) fn write_private(world: &World, path: &Path, text: &str) -> io::Result<()> {
     let directory = match path.parent() {
         Some(parent) if !parent.as_os_str().is_empty() => parent,
         _ => Path::new("."),
@@ -226,14 +242,9 @@ fn create(world: &World, path: &Path) -> io::Result<()> {
     let temporary = PathBuf::from(name);
     let written = (|| {
         let mut file = fs::OpenOptions::new().write(true).create_new(true).mode(0o600).open(&temporary)?;
-        let key = Zeroizing::new(hex::encode(*Zeroizing::new(world.random::<32>())));
-        file.write_all(key.as_bytes())?;
-        file.write_all(b"\n")?;
+        file.write_all(text.as_bytes())?;
         file.sync_all()?;
-        match fs::hard_link(&temporary, path) {
-            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Ok(()),
-            other => other,
-        }
+        fs::hard_link(&temporary, path)
     })();
     // The second name of the same file, or a leftover: losing it takes nothing away.
     let _ = fs::remove_file(&temporary);

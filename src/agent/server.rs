@@ -189,6 +189,7 @@ fn signer(mode: &SignerMode, operator: Client) -> Result<Signer, StartError> {
         SignerMode::None => Err(StartError::Config("signer.mode is none".into())),
         SignerMode::EnvSecret { seed } => Signer::env_secret(Zeroizing::new(seed.expose().to_owned()))
             .map_err(|e| StartError::Config(format!("signer.secret_env: {e}"))),
+        SignerMode::EncryptedKey { seed, .. } => Ok(Signer::local(seed)),
         SignerMode::External { base_url, auth_header } => {
             let header = auth_header.as_ref().map(|h| Zeroizing::new(h.expose().to_owned()));
             Signer::external(base_url.clone(), header, operator)

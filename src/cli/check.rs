@@ -8,7 +8,7 @@ use serde::Serialize;
 use super::Failure;
 use crate::agent::server::Server;
 use crate::catalog::SearchQuery;
-use crate::config::{Config, Store, Transport};
+use crate::config::{Config, SignerMode, Store, Transport};
 use crate::ledger::{Ledger as _, Subject};
 use crate::ports::machine;
 
@@ -93,6 +93,15 @@ fn read(config: &Config) -> Vec<Finding> {
         say("payments", Verdict::Ok, "off: signer.mode is none".into());
         return findings;
     }
+    match &config.signer {
+        SignerMode::None => {}
+        SignerMode::EnvSecret { .. } => say("signer", Verdict::Ok, "env-secret: the key is in this process".into()),
+        SignerMode::EncryptedKey { path, seed } => {
+            let detail = format!("encrypted-key: {} opens, and pays from {}", path.display(), seed.address());
+            say("signer", Verdict::Ok, detail);
+        }
+        SignerMode::External { base_url, .. } => say("signer", Verdict::Ok, format!("external: {base_url}")),
+    }
     let networks: Vec<&str> = config.payable.iter().map(|network| network.as_str()).collect();
     if networks.is_empty() {
         say("networks", Verdict::Warning, "none is enabled, so every paid call is refused".into());
@@ -161,7 +170,7 @@ async fn online(config: &Config, findings: &mut Vec<Finding>) {
                 continue;
             }
         };
-        say(format!("{network} signer"), Ok(format!("pays from {payer}")));
+        say(format!("{network} signer"), Ok(pays_from(&payer, config)));
         for limit in config.limits.iter().filter(|limit| limit.unit.network == *network) {
             let balance = chain.balance_fresh(&payer, &limit.unit.asset).await;
             let told = match balance {
@@ -175,5 +184,18 @@ async fn online(config: &Config, findings: &mut Vec<Finding>) {
             };
             say(format!("{network} balance"), told);
         }
+    }
+}
+
+fn pays_from(payer: &str, config: &Config) -> String {
+    if !payer.starts_with('C') {
+        return format!("pays from {payer}");
+    }
+    match config.smart_account_ceiling {
+        Some(ceiling) => format!("pays from the smart account {payer}, at most {ceiling} atomic units at once"),
+        None => format!(
+            "pays from the smart account {payer}; signer.smart_account_ceiling_atomic is not set, so a payment beyond \
+             what its contract allows is refused only by the chain, after it was signed"
+        ),
     }
 }

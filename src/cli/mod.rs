@@ -8,6 +8,7 @@ macro_rules! say {
 pub mod check;
 pub mod serve;
 pub mod init;
+pub mod keystore;
 pub mod ledger;
 
 use std::path::PathBuf;
@@ -64,6 +65,9 @@ enum Command {
     Init(init::InitArgs),
     /// Validate the configuration; --online also asks catalog, chain, signer and ledger
     Check(check::CheckArgs),
+    /// The encrypted key file of signer.mode encrypted-key
+    #[command(subcommand)]
+    Keystore(keystore::KeystoreCommand),
     /// Bring the ledger's schema up to date
     Migrate(ledger::MigrateArgs),
     /// The limits that bound spending, and the kill switch
@@ -139,6 +143,7 @@ async fn run(cli: Cli) -> Result<ExitCode, Failure> {
         Command::Sandbox(args) => Ok(crate::sandbox::command::run(args).await),
         Command::Init(args) => init::run(&args),
         Command::Check(args) => check::run(&args, load(None)?).await,
+        Command::Keystore(command) => keystore::run(&command, &machine::world().0),
         Command::Migrate(args) => {
             let (world, _tasks) = machine::world();
             ledger::migrate(&args, &ledger_path(&cli.config)?, world).await

@@ -1,8 +1,10 @@
 //! Who holds the key. `none` reads no key even if one is there (then there is no `Signer`); `env-secret` is for stdio;
-//! `external` asks a signer over HTTPS and believes nothing of its answer that does not verify here.
+//! `encrypted-key` opens a keystore file at start; `external` asks a signer over HTTPS and believes nothing of its
+//! answer that does not verify here.
 
-mod env_secret;
 mod external;
+pub mod keystore;
+mod local;
 #[cfg(all(test, feature = "roles"))]
 mod tests;
 
@@ -20,8 +22,8 @@ use crate::ports::World;
 
 #[derive(Debug, thiserror::Error)]
 pub enum SignerError {
-    #[error("the secret is not a Stellar seed (S…, 56 characters)")]
-    Seed,
+    #[error("the secret {0}")]
+    Seed(#[from] keystore::SecretError),
     #[error("the Authorization header for the signer is not printable text")]
     Header,
     #[error("the signer could not be asked for its address: {0}")]
@@ -55,14 +57,19 @@ pub enum NotSigned {
 pub struct Signer(Mode);
 
 enum Mode {
-    EnvSecret(Box<env_secret::EnvSecret>),
+    Local(Box<local::Local>),
     External(Box<external::External>),
 }
 
 impl Signer {
     /// `seed`: a Stellar secret seed (`S…`).
     pub fn env_secret(seed: Zeroizing<String>) -> Result<Signer, SignerError> {
-        Ok(Signer(Mode::EnvSecret(Box::new(env_secret::EnvSecret::new(&seed)?))))
+        Ok(Signer::local(&keystore::Seed::parse(&seed)?))
+    }
+
+    /// The key in this process: an opened keystore's, say.
+    pub fn local(seed: &keystore::Seed) -> Signer {
+        Signer(Mode::Local(Box::new(local::Local::new(seed))))
     }
 
     /// `auth_header`: the whole value of the Authorization header.
@@ -77,7 +84,7 @@ impl Signer {
     /// The payer's address on this network.
     pub async fn address(&self, network: &Network) -> Result<String, SignerError> {
         match &self.0 {
-            Mode::EnvSecret(signer) => Ok(signer.address()),
+            Mode::Local(signer) => Ok(signer.address().to_owned()),
             Mode::External(signer) => signer.address(network).await,
         }
     }
@@ -113,7 +120,7 @@ impl Signer {
             return Err(NotSigned::WindowMissed(reserved));
         }
         match &self.0 {
-            Mode::EnvSecret(signer) => match draft.clone().attach(&signer.sign(&draft.digest())) {
+            Mode::Local(signer) => match draft.clone().attach(&signer.sign(&draft.digest())) {
                 Ok(entry) => Ok(Signed { reserved, entry, _made_here: () }),
                 Err(error) => Err(NotSigned::Failed(reserved, error.to_string())),
             },
