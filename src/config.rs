@@ -18,7 +18,7 @@ use zeroize::Zeroizing;
 
 use crate::chain::stellar::Credentials;
 use crate::http::{Destination, address_allowed};
-use crate::ledger::{Limit, Subject};
+use crate::ledger::{Database, Limit, Subject};
 use crate::mcp::{StaticKeys, access};
 use crate::money::{AgentId, Amount, Asset, Network, Unit};
 use crate::seal::{KeyRing, SealError};
@@ -167,12 +167,22 @@ impl PayableNetworks {
                 if transport == Transport::Remote && !has_keys {
                     return refuse(field, "true, but the remote transport has no bearer keys: set http.api_keys_env");
                 }
-                if transport == Transport::Remote && !matches!(store, Store::Postgres) {
-                    return refuse(
-                        field,
-                        "true, but a mainnet on a remote transport needs the PostgreSQL ledger, which this version does \
-                         not have: pay on a mainnet over stdio, or use a test network",
-                    );
+                match store {
+                    Store::Sqlite(_) if transport == Transport::Remote => {
+                        return refuse(
+                            field,
+                            "true, but a mainnet on a remote transport needs the PostgreSQL ledger: write budget.store: \
+                             postgres, pay on a mainnet over stdio, or use a test network",
+                        );
+                    }
+                    Store::Postgres(database) if database.is_plain_remote() => {
+                        return refuse(
+                            field,
+                            "true, but the ledger's database is reached in plain text (sslmode=disable): write \
+                             sslmode=verify-full in its URL",
+                        );
+                    }
+                    Store::Sqlite(_) | Store::Postgres(_) | Store::None => {}
                 }
             }
             if signer.can_pay() {
@@ -193,7 +203,9 @@ pub enum KeyRingSource {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Store {
     Sqlite(PathBuf),
-    Postgres,
+    Postgres(Box<Database>),
+    /// Discovery with `store: postgres` and no database named: nothing is opened.
+    None,
 }
 
 #[derive(Debug, Clone)]
@@ -543,8 +555,15 @@ fn store(file: &file::Budget, needed: bool, source: &dyn Source) -> Result<Store
     if url.is_none() && variable.is_some() && needed {
         return refuse("budget.database_url_env", format!("the environment variable {name} is not set"));
     }
+    let only = |member: &str, set: bool, of: &str| match set {
+        true => {
+            refuse(format!("budget.{member}"), format!("belongs to budget.store {of}: remove it or change the store"))
+        }
+        false => Ok(()),
+    };
     match file.store.as_deref() {
         None | Some("sqlite") => {
+            only("ca_file", file.ca_file.is_some(), "postgres")?;
             let path = match (url, &file.path) {
                 (Some(url), _) => database_path(name, url.expose())?,
                 (None, Some(path)) if Path::new(path).is_absolute() => PathBuf::from(path),
@@ -556,13 +575,35 @@ fn store(file: &file::Budget, needed: bool, source: &dyn Source) -> Result<Store
             Ok(Store::Sqlite(path))
         }
         Some("postgres") => {
-            refuse("budget.store", "postgres is not in this version: write sqlite, or remove the line for the same")
+            only("path", file.path.is_some(), "sqlite")?;
+            let url = match (url, needed) {
+                (Some(url), _) => url,
+                (None, true) => {
+                    return refuse(
+                        "budget.database_url_env",
+                        format!(
+                            "the environment variable {name} is not set: budget.store postgres needs the database's \
+                             URL there (postgresql://user:password@host/database)"
+                        ),
+                    );
+                }
+                (None, false) => return Ok(Store::None),
+            };
+            let ca = file.ca_file.as_deref().map(|path| ca_file("budget.ca_file", path, source)).transpose()?;
+            let database = Database::parse(url.expose(), ca).or_else(|problem| refuse(name, problem))?;
+            Ok(Store::Postgres(Box::new(database)))
         }
-        Some("memory") => {
-            refuse("budget.store", "memory does not exist here (a restart would forget what was spent): write sqlite")
-        }
-        Some(other) => refuse("budget.store", format!("{other:?} is unknown: write sqlite")),
+        Some("memory") => refuse(
+            "budget.store",
+            "memory does not exist here (a restart would forget what was spent): write sqlite or postgres",
+        ),
+        Some(other) => refuse("budget.store", format!("{other:?} is unknown: write sqlite or postgres")),
     }
+}
+
+fn ca_file(field: &str, path: &str, source: &dyn Source) -> Result<Vec<u8>, ConfigError> {
+    let read = source.read(Path::new(path));
+    Ok(read.or_else(|e| refuse(field, format!("{path:?} cannot be read ({e})")))?.to_vec())
 }
 
 /// `sqlite:///absolute/path`. What is refused is not quoted: the URL of a database server holds a password.
@@ -573,8 +614,8 @@ fn database_path(name: &str, url: &str) -> Result<PathBuf, ConfigError> {
         Some(_) => refuse(name, "is no sqlite URL of a file: write sqlite:///absolute/path"),
         None => refuse(
             name,
-            "names another database than SQLite, and this version has no other ledger: unset it (the ledger is then at \
-             budget.path), or write sqlite:///absolute/path",
+            "names another database than SQLite, but budget.store is sqlite: write budget.store: postgres, or unset the \
+             variable (the ledger is then at budget.path), or write sqlite:///absolute/path",
         ),
     }
 }
@@ -763,10 +804,7 @@ fn security(file: file::NetworkSecurity, source: &dyn Source) -> Result<NetworkS
         )?,
         ca_pem: match file.ca_file {
             None => None,
-            Some(path) => {
-                let read = source.read(Path::new(&path));
-                Some(read.or_else(|e| refuse(field("ca_file"), format!("{path:?} cannot be read ({e})")))?.to_vec())
-            }
+            Some(path) => Some(ca_file(&field("ca_file"), &path, source)?),
         },
         resolved_mcp_endpoints: resolved,
     })
@@ -864,13 +902,16 @@ mod tests {
 
     #[test]
     fn every_profile_is_valid_as_written() {
-        let env = source(&[
+        let env = [
             ("STELLAR_SECRET_KEY", "SADQOBYHA4DQOBYHA4DQOBYHA4DQOBYHA4DQOBYHA4DQOBYHA4DQP54X"),
             ("MCP_SIGNER_AUTH_HEADER", "Bearer x"),
             ("TOLLWAY_KEY_RING", "000102030405060708090a0b0c0d0e0f000102030405060708090a0b0c0d0e0f"),
             KEYS,
-        ]);
+        ];
+        let database = ("DATABASE_URL", "postgresql://tollway@db.example/tollway");
         for (name, text) in profiles::ALL {
+            let pairs: Vec<_> = env.iter().copied().chain((name == "paying-cluster").then_some(database)).collect();
+            let env = source(&pairs);
             let config = parse(text, None, &env).unwrap_or_else(|e| panic!("{name}: {e}"));
             assert_eq!(config.signer.can_pay(), name.starts_with("paying"), "{name}");
             assert_eq!(config.limits.len(), usize::from(name.starts_with("paying")), "{name}");
@@ -920,7 +961,14 @@ mod tests {
                 "missing",
             ),
             (format!("{CATALOG}budget: {{store: memory}}\n"), None, "budget.store", "sqlite"),
-            (format!("{CATALOG}budget: {{store: postgres}}\n"), None, "budget.store", "not in this version"),
+            (
+                format!("{CATALOG}{paying}budget: {{store: postgres}}\n"),
+                None,
+                "budget.database_url_env",
+                "DATABASE_URL is not set",
+            ),
+            (format!("{CATALOG}budget: {{store: postgres, path: /l}}\n"), None, "budget.path", "belongs"),
+            (format!("{CATALOG}budget: {{ca_file: /ca.pem}}\n"), None, "budget.ca_file", "belongs"),
             (format!("{CATALOG}budget: {{path: ledger.db}}\n"), None, "budget.path", "relative"),
             (
                 format!(
@@ -1055,13 +1103,32 @@ mod tests {
     }
 
     #[test]
-    fn a_mainnet_on_a_remote_transport_needs_more_than_this_version_has() {
+    fn a_mainnet_on_a_remote_transport_needs_postgres_and_never_in_plain_text() {
         let text = format!(
             "{CATALOG}signer: {{mode: external, base_url: 'https://s.example'}}\n\
              networks: {{'stellar:pubnet': {{enabled: true, rpc_urls: ['https://r.example']}}}}\n"
         );
         let error = parse(&text, Some(Transport::Remote), &source(&[KEYS])).unwrap_err();
         assert_eq!(error.field, "networks.stellar:pubnet.enabled");
+        let cluster = format!("{text}budget: {{store: postgres}}\n");
+        for (url, transport, accepted) in [
+            ("postgres://u:hunter2@db.example/x", Transport::Remote, true),
+            ("postgres://u:hunter2@127.0.0.1/x?sslmode=disable", Transport::Remote, true),
+            ("postgres://u:hunter2@db.example/x?sslmode=disable", Transport::Remote, false),
+            ("postgres://u:hunter2@db.example/x?sslmode=disable", Transport::Stdio, false),
+        ] {
+            let parsed = parse(&cluster, Some(transport), &source(&[KEYS, ("DATABASE_URL", url)]));
+            match parsed {
+                Ok(config) => {
+                    assert!(accepted, "{url}");
+                    assert!(!format!("{config:?}").contains("hunter2"));
+                }
+                Err(error) => {
+                    assert!(!accepted && error.field == "networks.stellar:pubnet.enabled", "{url}: {error}");
+                    assert!(error.problem.contains("verify-full") && !error.problem.contains("hunter2"), "{error}");
+                }
+            }
+        }
         let config = parse(&text, Some(Transport::Stdio), &source(&[])).unwrap();
         assert!(config.payable.contains(&"stellar:pubnet".parse().unwrap()));
     }
@@ -1100,6 +1167,17 @@ mod tests {
         assert!(stored(CATALOG, &[("DATABASE_URL", "postgres://u:hunter2@db/x")]).is_ok());
         let operator = load_store(None, &source(&[("DATABASE_URL", "postgres://u:hunter2@db/x")]));
         assert_eq!(operator.unwrap_err().field, "DATABASE_URL");
+
+        let cluster = format!("{paying}budget: {{store: postgres}}\n");
+        let database = Database::parse("postgres://u:hunter2@db/x", None).unwrap();
+        let url = [("DATABASE_URL", "postgres://u:hunter2@db/x")];
+        assert_eq!(stored(&cluster, &url), Ok(Store::Postgres(Box::new(database))));
+        for url in ["sqlite:///var/lib/l.sqlite", "postgres://u:hunter2@db/x?sslmode=prefer", "hunter2"] {
+            let error = stored(&cluster, &[("DATABASE_URL", url)]).unwrap_err();
+            assert!(error.field == "DATABASE_URL" && !error.problem.contains("hunter2"), "{error}");
+        }
+        let discovery = format!("{CATALOG}budget: {{store: postgres}}\n");
+        assert_eq!(stored(&discovery, &[]), Ok(Store::None), "discovery needs no database");
     }
 
     #[test]

@@ -17,6 +17,8 @@ use tokio_rustls::TlsConnector;
 
 pub use address::address_allowed;
 pub use client::{Client, Streaming};
+#[cfg(feature = "postgres")]
+pub(crate) use tls::database_tls;
 pub use tls::tls;
 
 /// How `https` is spoken. `Plain` exists for the simulated network only.

@@ -15,11 +15,11 @@ pub mod upstream;
 pub mod facilitator;
 pub mod chain;
 pub mod guard;
-#[cfg(feature = "sqlite")]
+#[cfg(any(feature = "sqlite", feature = "postgres"))]
 pub mod ledger;
-#[cfg(feature = "sqlite")]
+#[cfg(any(feature = "sqlite", feature = "postgres"))]
 pub mod signer;
-#[cfg(feature = "sqlite")]
+#[cfg(any(feature = "sqlite", feature = "postgres"))]
 pub mod pay;
 #[cfg(feature = "roles")]
 pub mod config;

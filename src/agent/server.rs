@@ -15,7 +15,7 @@ use crate::chain::stellar::{self, Stellar};
 use crate::config::{Config, KeyRingSource, SignerMode, Store, Transport};
 use crate::guard::Rules;
 use crate::http::{self, Client, Destination};
-use crate::ledger::{Ledger, LedgerError, SqliteLedger};
+use crate::ledger::{Ledger, LedgerError, PostgresLedger, SqliteLedger, postgres};
 use crate::mcp::{self, Authenticator};
 use crate::pay::{Parts, Payer, Settings};
 use crate::ports::World;
@@ -28,8 +28,8 @@ use crate::upstream::{self, Upstream};
 pub enum StartError {
     #[error("{0}")]
     Config(String),
-    #[error("the ledger {path}: {problem}")]
-    Ledger { path: String, problem: String },
+    #[error("the ledger {place}: {problem}")]
+    Ledger { place: String, problem: String },
     #[error("the key ring: {0}")]
     KeyRing(String),
 }
@@ -47,7 +47,7 @@ pub struct Server {
 #[derive(Clone)]
 pub struct Paying {
     pub payer: Payer,
-    pub ledger: Arc<SqliteLedger>,
+    pub ledger: Arc<dyn Ledger>,
     pub signer: Arc<Signer>,
     pub chains: BTreeMap<crate::money::Network, Arc<Stellar>>,
     /// Some limit exists: without one every paid call is refused.
@@ -139,10 +139,17 @@ async fn paying(
     upstream: &Upstream,
     ring: &KeyRing,
 ) -> Result<Paying, StartError> {
-    let path = ledger_path(config)?;
-    let ledger =
-        SqliteLedger::open(path, world.clone(), Some(ring.clone())).await.map_err(|e| ledger_failed(config, &e))?;
-    let ledger = Arc::new(ledger);
+    let sealing = match (&config.key_ring, &config.store) {
+        (KeyRingSource::BesideLedger, Store::Postgres(_) | Store::None) => {
+            tracing::warn!(
+                "keys.ring_env is not set: payloads and outputs are not stored, so a paid call whose answer was lost is \
+                 not sent again, and no output is handed out twice"
+            );
+            None
+        }
+        _ => Some(ring.clone()),
+    };
+    let ledger = open(&config.store, world, sealing).await.map_err(|e| ledger_failed(config, &e))?;
     let limits = ledger.limits().await.map_err(|e| ledger_failed(config, &e))?;
     let limited = !config.limits.is_empty() || limits.iter().any(|limit| limit.source != "file");
 
@@ -198,16 +205,30 @@ fn signer(mode: &SignerMode, operator: Client) -> Result<Signer, StartError> {
     }
 }
 
-fn ledger_failed(config: &Config, error: &LedgerError) -> StartError {
-    let path = ledger_path(config).map_or_else(|_| String::new(), |path| path.display().to_string());
-    StartError::Ledger { path, problem: error.to_string() }
+/// The configured ledger. A SQLite file is made and brought up to this program's schema; a database is not, because
+/// other replicas run on it (`tollway migrate` does it).
+pub(crate) async fn open(store: &Store, world: &World, ring: Option<KeyRing>) -> Result<Arc<dyn Ledger>, LedgerError> {
+    Ok(match store {
+        Store::Sqlite(path) => Arc::new(SqliteLedger::open(path, world.clone(), ring).await?),
+        Store::Postgres(database) => {
+            let options = postgres::Options::default();
+            Arc::new(PostgresLedger::connect(database, world.clone(), ring, options).await?)
+        }
+        Store::None => return Err(LedgerError::Unavailable("none is configured".to_owned())),
+    })
 }
 
-fn ledger_path(config: &Config) -> Result<&Path, StartError> {
-    match &config.store {
-        Store::Sqlite(path) => Ok(path),
-        Store::Postgres => Err(StartError::Config("budget.store: postgres is not in this version".into())),
+/// Where it is, without a secret.
+pub(crate) fn place(store: &Store) -> String {
+    match store {
+        Store::Sqlite(path) => path.display().to_string(),
+        Store::Postgres(database) => database.shown(),
+        Store::None => String::new(),
     }
+}
+
+fn ledger_failed(config: &Config, error: &LedgerError) -> StartError {
+    StartError::Ledger { place: place(&config.store), problem: error.to_string() }
 }
 
 /// Configured keys; else, where money is kept, a file beside the ledger; else keys of this process alone.

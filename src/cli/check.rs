@@ -8,8 +8,8 @@ use serde::Serialize;
 use super::Failure;
 use crate::agent::server::Server;
 use crate::catalog::SearchQuery;
-use crate::config::{Config, SignerMode, Store, Transport};
-use crate::ledger::{Ledger as _, Subject};
+use crate::config::{Config, KeyRingSource, SignerMode, Store, Transport};
+use crate::ledger::Subject;
 use crate::ports::machine;
 
 #[derive(Debug, clap::Args)]
@@ -108,8 +108,22 @@ fn read(config: &Config) -> Vec<Finding> {
     } else {
         say("networks", Verdict::Ok, networks.join(", "));
     }
-    if let Store::Sqlite(path) = &config.store {
-        say("ledger", Verdict::Ok, format!("SQLite, {}", path.display()));
+    match &config.store {
+        Store::Sqlite(path) => say("ledger", Verdict::Ok, format!("SQLite, {}", path.display())),
+        Store::Postgres(database) => {
+            say("ledger", Verdict::Ok, format!("PostgreSQL, {}", database.shown()));
+            if database.is_plain_remote() {
+                let detail =
+                    "the database is reached in plain text (sslmode=disable): anybody in between can change limits";
+                say("ledger", Verdict::Warning, detail.into());
+            }
+            if matches!(config.key_ring, KeyRingSource::BesideLedger) {
+                let detail =
+                    "keys.ring_env is not set: nothing is stored sealed, so a lost answer cannot be asked for again";
+                say("keys", Verdict::Warning, detail.into());
+            }
+        }
+        Store::None => {}
     }
     if config.limits.is_empty() {
         let detail = "no limit in the file (budget.*): unless the ledger has one, every paid call is refused";

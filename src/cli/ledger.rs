@@ -1,6 +1,5 @@
 //! `tollway migrate`, `tollway limits`, `tollway reservations`: the operator's commands on the ledger.
 
-use std::path::Path;
 use std::process::ExitCode;
 use std::time::Duration;
 
@@ -8,8 +7,10 @@ use clap::{Args, Subcommand};
 use serde_json::{Value, json};
 
 use super::Failure;
+use crate::agent::server;
 use crate::agent::time::rfc3339;
-use crate::ledger::{Event, Filter, Ledger, LedgerError, Limit, Payment, SqliteLedger, State, Subject};
+use crate::config::Store;
+use crate::ledger::{Event, Filter, Ledger, LedgerError, Limit, Payment, PostgresLedger, SqliteLedger, State, Subject};
 use crate::money::{AgentId, Amount, Asset, Network, Unit};
 use crate::ports::World;
 
@@ -33,17 +34,25 @@ pub struct MigrateArgs {
 }
 
 /// Brings the ledger's schema up to this program's; a second run does nothing.
-pub async fn migrate(args: &MigrateArgs, path: &Path, world: World) -> Result<ExitCode, Failure> {
-    let (before, newest) = SqliteLedger::schema_version(path).await?;
+pub async fn migrate(args: &MigrateArgs, store: &Store, world: World) -> Result<ExitCode, Failure> {
+    let (before, newest) = match store {
+        Store::Sqlite(path) => SqliteLedger::schema_version(path).await?,
+        Store::Postgres(database) => PostgresLedger::schema_version(database).await?,
+        Store::None => return Err(Failure::Usage("budget.store: no ledger is configured".to_owned())),
+    };
     if !args.check {
-        SqliteLedger::open(path, world, None).await?.ping().await?;
+        if let Store::Postgres(database) = store {
+            PostgresLedger::migrate(database).await?;
+        }
+        server::open(store, &world, None).await?.ping().await?;
     }
     let now = if args.check { before } else { Some(newest) };
+    let place = server::place(store);
     if args.json {
-        show(&json!({"database": path.display().to_string(), "before": before, "now": now, "program": newest}));
+        show(&json!({"database": place, "before": before, "now": now, "program": newest}));
     } else {
         let word = |version: Option<i64>| version.map_or_else(|| "none".to_owned(), |version| version.to_string());
-        say!("{}: schema {}, was {}, this program's is {newest}", path.display(), word(now), word(before));
+        say!("{place}: schema {}, was {}, this program's is {newest}", word(now), word(before));
     }
     Ok(if now == Some(newest) { ExitCode::SUCCESS } else { ExitCode::from(1) })
 }

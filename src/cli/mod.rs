@@ -13,11 +13,13 @@ pub mod ledger;
 
 use std::path::PathBuf;
 use std::process::ExitCode;
+use std::sync::Arc;
 
 use clap::{Parser, Subcommand};
 
+use crate::agent::server;
 use crate::config::{self, Config, Machine, Store, Transport};
-use crate::ledger::SqliteLedger;
+use crate::ledger::Ledger;
 use crate::ports::machine;
 
 /// The production build has no sandbox, and does not speak of it.
@@ -29,7 +31,7 @@ const HELP: &str = "  tollway init paying-local       write a commented configur
   tollway check --online          see what works before an agent does
 
 Environment:
-  FACILITATOR_URL, PORT, DATABASE_URL   override the file's catalog, port and ledger (sqlite:///absolute/path)
+  FACILITATOR_URL, PORT, DATABASE_URL   override the file's catalog, port and ledger (its URL)
   TOLLWAY_LOG                           what is logged to standard error: warn,tollway=info
   TOLLWAY_LOG_FORMAT=json               one JSON object a line
 
@@ -146,29 +148,24 @@ async fn run(cli: Cli) -> Result<ExitCode, Failure> {
         Command::Keystore(command) => keystore::run(&command, &machine::world().0),
         Command::Migrate(args) => {
             let (world, _tasks) = machine::world();
-            ledger::migrate(&args, &ledger_path(&cli.config)?, world).await
+            ledger::migrate(&args, &config::load_store(cli.config.as_deref(), &Machine)?, world).await
         }
-        Command::Limits(command) => ledger::limits(&command, &open_ledger(&cli.config).await?).await,
-        Command::Reservations(command) => ledger::reservations(&command, &open_ledger(&cli.config).await?).await,
+        Command::Limits(command) => ledger::limits(&command, &*open_ledger(&cli.config).await?).await,
+        Command::Reservations(command) => ledger::reservations(&command, &*open_ledger(&cli.config).await?).await,
     }
 }
 
 /// Operators need the ledger alone: no secret of the signer has to be there to stop spending.
-fn ledger_path(config: &Option<PathBuf>) -> Result<PathBuf, Failure> {
-    match config::load_store(config.as_deref(), &Machine)? {
-        Store::Sqlite(path) => Ok(path),
-        Store::Postgres => Err(Failure::Usage("budget.store: postgres is not in this version".into())),
-    }
-}
-
-async fn open_ledger(config: &Option<PathBuf>) -> Result<SqliteLedger, Failure> {
-    let path = ledger_path(config)?;
-    if !path.exists() {
+async fn open_ledger(config: &Option<PathBuf>) -> Result<Arc<dyn Ledger>, Failure> {
+    let store = config::load_store(config.as_deref(), &Machine)?;
+    if let Store::Sqlite(path) = &store
+        && !path.exists()
+    {
         let shown = path.display();
         return Err(Failure::Usage(format!(
             "budget.path: there is no ledger at {shown}; it is made by the first start with a signer, or by tollway migrate"
         )));
     }
     let (world, _tasks) = machine::world();
-    Ok(SqliteLedger::open(&path, world, None).await?)
+    Ok(server::open(&store, &world, None).await?)
 }

@@ -9,6 +9,9 @@
 
 mod clock;
 mod limits;
+#[cfg(feature = "postgres")]
+pub mod postgres;
+#[cfg(feature = "sqlite")]
 mod sqlite;
 #[cfg(test)]
 mod table;
@@ -21,6 +24,9 @@ use tokio::time::Instant;
 use crate::guard::Quote;
 use crate::money::{AgentId, Amount, Asset, IdempotencyKey, Network, ParseError, PaymentId, Unit};
 
+#[cfg(feature = "postgres")]
+pub use postgres::{Database, PostgresLedger};
+#[cfg(feature = "sqlite")]
 pub use sqlite::{Options, SqliteLedger};
 
 /// A signed payload is kept this long after a settlement whose output is missing or unfinished, milliseconds.

@@ -1,0 +1,92 @@
+//! The schema's migrations, embedded; `migrations/README.md` says how they are written. The table is sqlx's, so that
+//! both stores are looked at in the same way; the connection is ours, so that there is one way to reach the database.
+
+use sha2::{Digest, Sha384};
+use tokio_postgres::Client;
+use tokio_postgres::types::Type;
+
+use super::tx::{Fault, fault};
+use crate::ledger::LedgerError;
+
+const MIGRATIONS: &[(i64, &str, &str)] =
+    &[(1, "buyer ledger", include_str!("../../../migrations/postgres/0001_buyer_ledger.sql"))];
+
+/// As `sqlx migrate` makes it.
+const TABLE: &str = "CREATE TABLE IF NOT EXISTS _sqlx_migrations (version BIGINT PRIMARY KEY, description TEXT NOT NULL, \
+    installed_on TIMESTAMPTZ NOT NULL DEFAULT now(), success BOOLEAN NOT NULL, checksum BYTEA NOT NULL, \
+    execution_time BIGINT NOT NULL)";
+
+/// One migration at a time in one schema: the second process waits, and finds it done.
+const BEGIN: &str = "BEGIN; SET LOCAL lock_timeout = '30s'; SET LOCAL idle_in_transaction_session_timeout = '60s'; \
+    SELECT pg_advisory_xact_lock(hashtext('tollway migrate'), hashtext(current_schema()))";
+
+/// The version that this program writes.
+pub(super) fn newest() -> i64 {
+    MIGRATIONS.iter().map(|(version, ..)| *version).max().unwrap_or(0)
+}
+
+/// The version that the database has; `None` where nothing was ever applied.
+pub(super) async fn version(client: &Client) -> Result<Option<i64>, Fault> {
+    let table = client.query_typed_one("SELECT to_regclass('_sqlx_migrations') IS NOT NULL", &[]).await;
+    if !table.and_then(|row| row.try_get(0)).map_err(fault)? {
+        return Ok(None);
+    }
+    let row = client.query_typed_one("SELECT max(version) FROM _sqlx_migrations", &[]).await.map_err(fault)?;
+    row.try_get(0).map_err(fault)
+}
+
+/// Each file is one transaction.
+pub(super) async fn run(client: &Client) -> Result<(), Fault> {
+    loop {
+        client.batch_execute(BEGIN).await.map_err(fault)?;
+        client.batch_execute(TABLE).await.map_err(fault)?;
+        let applied = client
+            .query_typed("SELECT version, checksum FROM _sqlx_migrations ORDER BY version", &[])
+            .await
+            .map_err(fault)?;
+        let mut done = Vec::with_capacity(applied.len());
+        for row in &applied {
+            done.push((row.try_get(0).map_err(fault)?, row.try_get(1).map_err(fault)?));
+        }
+        let Some((version, name, sql)) = missing(&done)? else {
+            return client.batch_execute("COMMIT").await.map_err(fault);
+        };
+        client.batch_execute(sql).await.map_err(fault)?;
+        let checksum = Sha384::digest(sql).to_vec();
+        let written = client
+            .execute_typed(
+                "INSERT INTO _sqlx_migrations (version, description, success, checksum, execution_time) \
+                 VALUES ($1, $2, true, $3, 0)",
+                &[(&version, Type::INT8), (&name, Type::TEXT), (&checksum, Type::BYTEA)],
+            )
+            .await;
+        written.map_err(fault)?;
+        client.batch_execute("COMMIT").await.map_err(fault)?;
+    }
+}
+
+/// The next one to apply. An altered one, and one that this program does not know, are refused.
+fn missing(applied: &[(i64, Vec<u8>)]) -> Result<Option<(i64, &'static str, &'static str)>, LedgerError> {
+    let refused = |sentence: String| Err(LedgerError::Inconsistent(sentence));
+    if let Some((found, _)) = applied.last().filter(|(found, _)| *found > newest()) {
+        return refused(format!(
+            "the database has schema version {found} and this program knows {}: run a newer Tollway",
+            newest()
+        ));
+    }
+    for (version, checksum) in applied {
+        match MIGRATIONS.iter().find(|(known, ..)| known == version) {
+            Some((_, _, sql)) if Sha384::digest(sql)[..] == checksum[..] => {}
+            Some(_) => {
+                return refused(format!(
+                    "migration {version} was applied with another text than this program's: run the Tollway that made \
+                     this database, or restore it from a backup"
+                ));
+            }
+            None => {
+                return refused(format!("migration {version} of the database is unknown: run a newer Tollway"));
+            }
+        }
+    }
+    Ok(MIGRATIONS.iter().find(|(version, ..)| applied.iter().all(|(done, _)| done != version)).copied())
+}

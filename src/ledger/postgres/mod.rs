@@ -1,0 +1,262 @@
+//! The ledger in a PostgreSQL database, shared by every replica.
+//!
+//! A method is one transaction at READ COMMITTED: the budget windows are locked first (sorted, `total` last), then the
+//! payment's row; whatever is read to decide is read by statements that begin after the locks are held. Unique indexes
+//! are the last word on keys, twins, nonces and transactions. `tollway_now()` in the database is the only clock.
+
+mod database;
+mod migrate;
+#[allow(dead_code)]
+mod tx;
+
+use std::fmt;
+use std::time::Duration;
+
+use deadpool_postgres::{Manager, ManagerConfig, Pool, RecyclingMethod, Runtime};
+use tokio::sync::Semaphore;
+
+use super::*;
+use crate::ports::World;
+use crate::seal::KeyRing;
+
+use database::Connector;
+pub use database::Database;
+use tx::{Fault, fault, unavailable};
+
+/// Callers that wait for a connection; one more is refused at once.
+const QUEUE: usize = 4_096;
+/// How long a caller waits for a connection.
+const WAIT: Duration = Duration::from_secs(10);
+const CONNECT: Duration = Duration::from_secs(5);
+
+pub struct PostgresLedger {
+    pool: Pool,
+    queue: Semaphore,
+    #[allow(dead_code)]
+    world: World,
+    ring: Option<KeyRing>,
+    options: Options,
+    place: String,
+}
+
+/// What may differ between deployments.
+#[derive(Debug, Clone)]
+pub struct Options {
+    /// Connections of this process.
+    pub pool_size: usize,
+    /// How long another transaction may hold a row before a call is refused as busy.
+    pub lock_timeout: Duration,
+    pub statement_timeout: Duration,
+    /// How long a stored outcome can be replayed, milliseconds.
+    pub outcome_ttl_ms: u64,
+    /// A larger outcome is not stored, bytes.
+    pub max_outcome: usize,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Options {
+            pool_size: 16,
+            lock_timeout: Duration::from_secs(3),
+            statement_timeout: Duration::from_secs(5),
+            outcome_ttl_ms: 7 * 24 * 3_600_000,
+            max_outcome: 16 * 1024 * 1024,
+        }
+    }
+}
+
+impl fmt::Debug for PostgresLedger {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "PostgresLedger({}, sealing: {})", self.place, self.ring.is_some())
+    }
+}
+
+impl PostgresLedger {
+    /// Connects to a database whose schema is this program's; another one is refused, never changed. Without a ring no
+    /// payload and no outcome is stored.
+    pub async fn connect(
+        database: &Database,
+        world: World,
+        ring: Option<KeyRing>,
+        options: Options,
+    ) -> Result<PostgresLedger, LedgerError> {
+        let pool = pool(database, options.pool_size)?;
+        let place = database.shown();
+        let ledger = PostgresLedger { pool, queue: Semaphore::new(QUEUE), world, ring, options, place };
+        let client = ledger.pool.get().await.map_err(|e| ended(tx::no_connection(e)))?;
+        match migrate::version(&client).await.map_err(ended)? {
+            Some(found) if found == migrate::newest() => {}
+            found => {
+                let newest = migrate::newest();
+                let found = found.map_or_else(|| "none".to_owned(), |found| found.to_string());
+                let fix = format!("this program's is {newest}: run tollway migrate, or the Tollway that fits");
+                return Err(LedgerError::Unavailable(format!("its schema is {found} and {fix}")));
+            }
+        }
+        let durable = client.query_typed_one("SELECT current_setting('synchronous_commit')", &[]).await;
+        let durable: String = durable.and_then(|row| row.try_get(0)).map_err(|e| unavailable(&e))?;
+        if durable == "off" {
+            let fix = "set it to on for this role, or a crash forgets what was reserved";
+            return Err(LedgerError::Unavailable(format!("synchronous_commit is off in the database: {fix}")));
+        }
+        Ok(ledger)
+    }
+
+    /// Brings the schema up to this program's; a second run does nothing.
+    pub async fn migrate(database: &Database) -> Result<(), LedgerError> {
+        let pool = pool(database, 1)?;
+        let client = pool.get().await.map_err(|e| ended(tx::no_connection(e)))?;
+        migrate::run(&client).await.map_err(ended)
+    }
+
+    /// The schema's version in the database and this program's. `None`: nothing was ever applied.
+    pub async fn schema_version(database: &Database) -> Result<(Option<i64>, i64), LedgerError> {
+        let pool = pool(database, 1)?;
+        let client = pool.get().await.map_err(|e| ended(tx::no_connection(e)))?;
+        Ok((migrate::version(&client).await.map_err(ended)?, migrate::newest()))
+    }
+
+    #[allow(dead_code)]
+    fn open_sealed(&self, context: &str, sealed: &[u8]) -> Option<Vec<u8>> {
+        let opened = self.ring.as_ref()?.open(context, sealed);
+        opened.inspect_err(|error| tracing::warn!(%error, "a stored body could not be opened")).ok()
+    }
+}
+
+/// Fast recycling asks the server nothing: no session state is left behind, and a connection that died is found by the
+/// next transaction, which is then run again.
+fn pool(database: &Database, size: usize) -> Result<Pool, LedgerError> {
+    let mut config = database.config().clone();
+    config.application_name("tollway").connect_timeout(CONNECT).tcp_user_timeout(WAIT);
+    config.keepalives_idle(Duration::from_secs(15)).keepalives_interval(Duration::from_secs(5)).keepalives_retries(3);
+    let recycling = ManagerConfig { recycling_method: RecyclingMethod::Fast };
+    let manager = match database.connector().map_err(LedgerError::Unavailable)? {
+        Connector::Plain(plain) => Manager::from_config(config, plain, recycling),
+        Connector::Tls(tls) => Manager::from_config(config, *tls, recycling),
+    };
+    Pool::builder(manager)
+        .max_size(size.max(1))
+        .wait_timeout(Some(WAIT))
+        .create_timeout(Some(CONNECT * 2))
+        .runtime(Runtime::Tokio1)
+        .build()
+        .map_err(|_| LedgerError::Unavailable("the pool of connections cannot be made".to_owned()))
+}
+
+/// Of something that is not run again.
+fn ended(fault: Fault) -> LedgerError {
+    match fault {
+        Fault::Final(e) | Fault::Again(e) | Fault::NoConnection(e) | Fault::Unknown(e) => e,
+        Fault::Unique(index) => LedgerError::Unavailable(format!("the unique index {index} refuses a row")),
+    }
+}
+
+#[allow(dead_code)]
+fn outcome_context(id: PaymentId) -> String {
+    format!("outcome:{}", id.to_hex())
+}
+
+#[allow(dead_code)]
+fn payload_context(id: PaymentId) -> String {
+    format!("payload:{}", id.to_hex())
+}
+
+#[allow(unused_variables)]
+impl Ledger for PostgresLedger {
+    fn lookup<'a>(&'a self, agent: &'a AgentId, by: By<'a>) -> LedgerResult<'a, Option<Payment>> {
+        Box::pin(async { Err(LedgerError::Unavailable("not in this version".to_owned())) })
+    }
+    fn decide<'a>(&'a self, intent: &'a Intent) -> LedgerResult<'a, Decision> {
+        Box::pin(async { Err(LedgerError::Unavailable("not in this version".to_owned())) })
+    }
+    fn store_payload<'a>(&'a self, id: PaymentId, lease: &'a Lease, payload: &'a [u8]) -> LedgerResult<'a, bool> {
+        Box::pin(async { Err(LedgerError::Unavailable("not in this version".to_owned())) })
+    }
+    fn payload(&self, id: PaymentId) -> LedgerResult<'_, Option<Vec<u8>>> {
+        Box::pin(async { Err(LedgerError::Unavailable("not in this version".to_owned())) })
+    }
+    fn settle<'a>(&'a self, request: SettleRequest<'a>) -> LedgerResult<'a, SettleOutcome> {
+        Box::pin(async { Err(LedgerError::Unavailable("not in this version".to_owned())) })
+    }
+    fn in_doubt<'a>(&'a self, id: PaymentId, lease: &'a Lease, reason: Reason) -> LedgerResult<'a, bool> {
+        Box::pin(async { Err(LedgerError::Unavailable("not in this version".to_owned())) })
+    }
+    fn release<'a>(&'a self, id: PaymentId, lease: &'a Lease, reason: Reason) -> LedgerResult<'a, bool> {
+        Box::pin(async { Err(LedgerError::Unavailable("not in this version".to_owned())) })
+    }
+    fn take_recovery(&self, id: PaymentId, lease_ms: u64) -> LedgerResult<'_, Recovery> {
+        Box::pin(async { Err(LedgerError::Unavailable("not in this version".to_owned())) })
+    }
+    fn end_recovery<'a>(&'a self, id: PaymentId, lease: &'a Lease, reason: Option<Reason>) -> LedgerResult<'a, bool> {
+        Box::pin(async { Err(LedgerError::Unavailable("not in this version".to_owned())) })
+    }
+    fn take_due(&self, limit: u32, lease_ms: u64) -> LedgerResult<'_, Vec<(Payment, Lease)>> {
+        Box::pin(async { Err(LedgerError::Unavailable("not in this version".to_owned())) })
+    }
+    fn look_again<'a>(&'a self, id: PaymentId, lease: &'a Lease, due_ms: u64) -> LedgerResult<'a, bool> {
+        Box::pin(async { Err(LedgerError::Unavailable("not in this version".to_owned())) })
+    }
+    fn expire<'a>(&'a self, id: PaymentId, lease: &'a Lease, reason: Reason) -> LedgerResult<'a, bool> {
+        Box::pin(async { Err(LedgerError::Unavailable("not in this version".to_owned())) })
+    }
+    fn tidy(&self) -> LedgerResult<'_, Tidied> {
+        Box::pin(async { Err(LedgerError::Unavailable("not in this version".to_owned())) })
+    }
+    fn open_rows(&self) -> LedgerResult<'_, OpenRows> {
+        Box::pin(async { Err(LedgerError::Unavailable("not in this version".to_owned())) })
+    }
+    fn now_ms(&self) -> LedgerResult<'_, u64> {
+        Box::pin(async { Err(LedgerError::Unavailable("not in this version".to_owned())) })
+    }
+    fn resolve<'a>(&'a self, resolution: Resolution<'a>) -> LedgerResult<'a, Resolved> {
+        Box::pin(async { Err(LedgerError::Unavailable("not in this version".to_owned())) })
+    }
+    fn answered(&self, id: PaymentId) -> LedgerResult<'_, ()> {
+        Box::pin(async { Err(LedgerError::Unavailable("not in this version".to_owned())) })
+    }
+    fn outcome(&self, id: PaymentId) -> LedgerResult<'_, Option<Vec<u8>>> {
+        Box::pin(async { Err(LedgerError::Unavailable("not in this version".to_owned())) })
+    }
+    fn budget<'a>(&'a self, agent: &'a AgentId, session: Option<&'a str>) -> LedgerResult<'a, Vec<BudgetLine>> {
+        Box::pin(async { Err(LedgerError::Unavailable("not in this version".to_owned())) })
+    }
+    fn replace_limits<'a>(&'a self, source: &'a str, limits: &'a [Limit]) -> LedgerResult<'a, ()> {
+        Box::pin(async { Err(LedgerError::Unavailable("not in this version".to_owned())) })
+    }
+    fn limits(&self) -> LedgerResult<'_, Vec<Limit>> {
+        Box::pin(async { Err(LedgerError::Unavailable("not in this version".to_owned())) })
+    }
+    fn set_limit<'a>(&'a self, limit: &'a Limit) -> LedgerResult<'a, ()> {
+        Box::pin(async { Err(LedgerError::Unavailable("not in this version".to_owned())) })
+    }
+    fn suspend<'a>(&'a self, subject: &'a Subject, unit: Option<&'a Unit>) -> LedgerResult<'a, ()> {
+        Box::pin(async { Err(LedgerError::Unavailable("not in this version".to_owned())) })
+    }
+    fn resume<'a>(&'a self, subject: &'a Subject, unit: Option<&'a Unit>) -> LedgerResult<'a, bool> {
+        Box::pin(async { Err(LedgerError::Unavailable("not in this version".to_owned())) })
+    }
+    fn stopped(&self) -> LedgerResult<'_, Vec<Subject>> {
+        Box::pin(async { Err(LedgerError::Unavailable("not in this version".to_owned())) })
+    }
+    fn signable<'a>(&'a self, subject: &'a Subject, unit: Option<&'a Unit>) -> LedgerResult<'a, u64> {
+        Box::pin(async { Err(LedgerError::Unavailable("not in this version".to_owned())) })
+    }
+    fn list<'a>(&'a self, filter: &'a Filter) -> LedgerResult<'a, Vec<Payment>> {
+        Box::pin(async { Err(LedgerError::Unavailable("not in this version".to_owned())) })
+    }
+    fn show<'a>(&'a self, id: &'a str) -> LedgerResult<'a, Option<(Payment, Vec<Event>)>> {
+        Box::pin(async { Err(LedgerError::Unavailable("not in this version".to_owned())) })
+    }
+    fn audit(&self) -> LedgerResult<'_, Audit> {
+        Box::pin(async { Err(LedgerError::Unavailable("not in this version".to_owned())) })
+    }
+    fn end_session<'a>(&'a self, session: &'a str, expires_ms: u64) -> LedgerResult<'a, ()> {
+        Box::pin(async { Err(LedgerError::Unavailable("not in this version".to_owned())) })
+    }
+    fn session_ended<'a>(&'a self, session: &'a str) -> LedgerResult<'a, bool> {
+        Box::pin(async { Err(LedgerError::Unavailable("not in this version".to_owned())) })
+    }
+    fn ping(&self) -> LedgerResult<'_, ()> {
+        Box::pin(async { Err(LedgerError::Unavailable("not in this version".to_owned())) })
+    }
+}

@@ -1,0 +1,330 @@
+//! One transaction, and what is done when it fails.
+//!
+//! Works behind a pooler in transaction mode: the timeouts are the transaction's own, statements are unnamed (parsed,
+//! bound and run in one round trip), and the session holds no state between two transactions.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use deadpool_postgres::{Object, PoolError};
+use tokio::time::Instant;
+use tokio_postgres::error::{Severity, SqlState};
+use tokio_postgres::types::{ToSql, Type};
+use tokio_postgres::{Row, SimpleQueryMessage};
+
+use super::PostgresLedger;
+use crate::ledger::LedgerError;
+
+/// A transaction whose client stopped in the middle of it ends by itself: what it holds delays others no longer.
+const IDLE: Duration = Duration::from_secs(2);
+/// Repetitions of a transaction that certainly had no effect.
+const AGAIN: u8 = 2;
+/// An outcome that is unknown is asked for again for so long.
+const UNKNOWN: Duration = Duration::from_secs(10);
+
+pub(super) type Param<'a> = (&'a (dyn ToSql + Sync), Type);
+
+/// What holds `suspend` off: it takes this lock exclusively, so it returns when no earlier decision is under way.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Gate {
+    None,
+    Shared,
+    Exclusive,
+}
+
+/// An open transaction. Dropped without [`Tx::commit`] it is rolled back.
+pub(super) struct Tx {
+    client: Option<Object>,
+    patience: Duration,
+    /// The server did not answer in time: the connection is not used again.
+    silent: AtomicBool,
+    /// The ledger's time at the begin, or at the last [`Tx::look_at_the_clock`].
+    pub now: u64,
+}
+
+/// Never behind the newest event: a standby that took over may have another clock.
+const NOW: &str =
+    "SELECT GREATEST(tollway_now(), COALESCE((SELECT at FROM payment_events ORDER BY id DESC LIMIT 1), 0))";
+
+impl PostgresLedger {
+    pub(super) async fn begin(&self, gate: Gate) -> Result<Tx, Fault> {
+        let (lock, statement) = (self.options.lock_timeout, self.options.statement_timeout);
+        let (lock, statement, gate) = match gate {
+            Gate::None => (lock, statement, ""),
+            Gate::Shared => (
+                lock,
+                statement,
+                "SELECT pg_advisory_xact_lock_shared(hashtext('tollway gate'), hashtext(current_schema()));",
+            ),
+            // Longer than the longest transaction that holds it.
+            Gate::Exclusive => (
+                statement * 2,
+                statement * 2,
+                "SELECT pg_advisory_xact_lock(hashtext('tollway gate'), hashtext(current_schema()));",
+            ),
+        };
+        let begin = format!(
+            "BEGIN ISOLATION LEVEL READ COMMITTED; SET LOCAL lock_timeout = {}; SET LOCAL statement_timeout = {}; \
+             SET LOCAL idle_in_transaction_session_timeout = {}; {gate} {NOW}",
+            lock.as_millis(),
+            statement.as_millis(),
+            IDLE.as_millis()
+        );
+        self.begin_with(&begin, statement).await
+    }
+
+    /// Reads one snapshot. `long`: what a whole table may take.
+    pub(super) async fn snapshot(&self, long: Duration) -> Result<Tx, Fault> {
+        let begin = format!(
+            "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY; SET LOCAL statement_timeout = {}; \
+             SET LOCAL idle_in_transaction_session_timeout = {}; {NOW}",
+            long.as_millis(),
+            long.as_millis()
+        );
+        self.begin_with(&begin, long).await
+    }
+
+    async fn begin_with(&self, begin: &str, statement: Duration) -> Result<Tx, Fault> {
+        let _queued = self.queue.try_acquire().map_err(|_| LedgerError::Busy)?;
+        let client = self.pool.get().await.map_err(no_connection)?;
+        // The server gives up before we do, unless it is gone.
+        let mut tx = Tx {
+            client: Some(client),
+            patience: statement + Duration::from_secs(3),
+            silent: AtomicBool::new(false),
+            now: 0,
+        };
+        let said = tx.within(tx.client()?.simple_query(begin)).await?;
+        let now = said.iter().rev().find_map(|message| match message {
+            SimpleQueryMessage::Row(row) => row.get(0),
+            _ => None,
+        });
+        tx.now = now.and_then(|now| now.parse().ok()).ok_or_else(no_time)?;
+        Ok(tx)
+    }
+}
+
+fn no_time() -> LedgerError {
+    LedgerError::Inconsistent("the database's time cannot be read".to_owned())
+}
+
+impl Tx {
+    fn client(&self) -> Result<&Object, LedgerError> {
+        self.client.as_ref().ok_or_else(|| LedgerError::Unavailable("the transaction is over".to_owned()))
+    }
+
+    async fn within<T>(&self, doing: impl Future<Output = Result<T, tokio_postgres::Error>>) -> Result<T, Fault> {
+        match tokio::time::timeout(self.patience, doing).await {
+            Ok(done) => done.map_err(fault),
+            Err(_) => {
+                self.silent.store(true, Ordering::Relaxed);
+                Err(LedgerError::Unavailable("the database does not answer".to_owned()).into())
+            }
+        }
+    }
+
+    pub async fn rows(&self, sql: &str, params: &[Param<'_>]) -> Result<Vec<Row>, Fault> {
+        self.within(self.client()?.query_typed(sql, params)).await
+    }
+
+    pub async fn row(&self, sql: &str, params: &[Param<'_>]) -> Result<Option<Row>, Fault> {
+        let mut rows = self.rows(sql, params).await?;
+        match rows.len() {
+            0 | 1 => Ok(rows.pop()),
+            n => Err(LedgerError::Inconsistent(format!("{n} rows where one was asked for")).into()),
+        }
+    }
+
+    /// How many rows it touched.
+    pub async fn run(&self, sql: &str, params: &[Param<'_>]) -> Result<u64, Fault> {
+        self.within(self.client()?.execute_typed(sql, params)).await
+    }
+
+    /// A transition hits one row: it was read under its lock, so anything else is a bug.
+    pub async fn run_one(&self, sql: &str, params: &[Param<'_>]) -> Result<(), Fault> {
+        match self.run(sql, params).await? {
+            1 => Ok(()),
+            n => Err(LedgerError::Inconsistent(format!("a transition hit {n} rows")).into()),
+        }
+    }
+
+    /// After a lock was waited for, the time of the begin is old.
+    pub async fn look_at_the_clock(&mut self) -> Result<(), Fault> {
+        let row = self.row(NOW, &[]).await?.ok_or_else(no_time)?;
+        let now: i64 = row.try_get(0).map_err(fault)?;
+        self.now = u64::try_from(now).map_err(|_| no_time())?;
+        Ok(())
+    }
+
+    /// From the moment when COMMIT may have been sent, only its answer tells whether it took effect.
+    pub async fn commit(mut self) -> Result<(), Fault> {
+        let client = self.client.take().ok_or_else(no_time)?;
+        let unknown =
+            || LedgerError::Unavailable("the connection was lost while a transaction was committed".to_owned());
+        match tokio::time::timeout(self.patience, client.batch_execute("COMMIT")).await {
+            Ok(Ok(())) => Ok(()),
+            Ok(Err(error)) if error.as_db_error().is_some_and(|e| e.parsed_severity() == Some(Severity::Error)) => {
+                Err(fault(error))
+            }
+            Ok(Err(_)) | Err(_) => {
+                drop(Object::take(client));
+                Err(Fault::Unknown(unknown()))
+            }
+        }
+    }
+}
+
+impl Drop for Tx {
+    /// The rollback is put on the wire without waiting for its answer; whoever has the connection next stands behind it.
+    fn drop(&mut self) {
+        let Some(client) = self.client.take() else { return };
+        let queued = {
+            let mut rollback = std::pin::pin!(client.batch_execute("ROLLBACK"));
+            let mut context = std::task::Context::from_waker(std::task::Waker::noop());
+            !self.silent.load(Ordering::Relaxed)
+                && !matches!(rollback.as_mut().poll(&mut context), std::task::Poll::Ready(Err(_)))
+        };
+        if !queued {
+            // The end of the connection is a rollback too.
+            drop(Object::take(client));
+        }
+    }
+}
+
+/// Why a transaction did not end as it should.
+#[derive(Debug)]
+pub(super) enum Fault {
+    Final(LedgerError),
+    /// It certainly had no effect, and may have one the next time.
+    Again(LedgerError),
+    /// No connection was had.
+    NoConnection(LedgerError),
+    /// COMMIT was sent and not answered.
+    Unknown(LedgerError),
+    /// The unique index of this name refused a row: somebody was faster, and the next look finds who.
+    Unique(String),
+}
+
+impl From<LedgerError> for Fault {
+    fn from(error: LedgerError) -> Fault {
+        Fault::Final(error)
+    }
+}
+
+/// Of what failed before COMMIT was sent. A server's message names tables and columns; its detail holds values, and is
+/// not shown.
+pub(super) fn fault(error: tokio_postgres::Error) -> Fault {
+    let Some(db) = error.as_db_error() else {
+        // The transaction's end with its connection is a rollback.
+        return Fault::Again(unavailable(&error));
+    };
+    let code = db.code();
+    if [SqlState::T_R_SERIALIZATION_FAILURE, SqlState::T_R_DEADLOCK_DETECTED].contains(code) {
+        return Fault::Again(LedgerError::Busy);
+    }
+    if [SqlState::LOCK_NOT_AVAILABLE, SqlState::QUERY_CANCELED].contains(code) {
+        return Fault::Final(LedgerError::Busy);
+    }
+    if *code == SqlState::UNIQUE_VIOLATION {
+        return Fault::Unique(db.constraint().unwrap_or_default().to_owned());
+    }
+    if matches!(db.parsed_severity(), Some(Severity::Fatal | Severity::Panic)) {
+        return Fault::Again(unavailable(&error));
+    }
+    Fault::Final(unavailable(&error))
+}
+
+pub(super) fn unavailable(error: &tokio_postgres::Error) -> LedgerError {
+    let said = match error.as_db_error() {
+        Some(db) => format!("{} ({})", db.message(), db.code().code()),
+        None => match std::error::Error::source(error) {
+            Some(source) => format!("{error}: {source}"),
+            None => error.to_string(),
+        },
+    };
+    LedgerError::Unavailable(said.chars().take(200).collect())
+}
+
+pub(super) fn no_connection(error: PoolError) -> Fault {
+    use deadpool_postgres::TimeoutType;
+    match error {
+        PoolError::Timeout(TimeoutType::Wait) => Fault::Final(LedgerError::Busy),
+        PoolError::Timeout(_) => {
+            Fault::NoConnection(LedgerError::Unavailable("the database does not answer".to_owned()))
+        }
+        PoolError::Backend(error) => Fault::NoConnection(unavailable(&error)),
+        _ => Fault::NoConnection(LedgerError::Unavailable("no connection to the database".to_owned())),
+    }
+}
+
+/// Decides whether a method's transaction is run again.
+pub(super) struct Attempts {
+    again: u8,
+    unknown_until: Option<Instant>,
+    repeatable: bool,
+}
+
+impl Attempts {
+    /// Of a method that finds its own earlier effect by its identifier.
+    pub fn repeatable() -> Attempts {
+        Attempts { again: 0, unknown_until: None, repeatable: true }
+    }
+
+    /// Of a method whose answer a second run would change.
+    pub fn once() -> Attempts {
+        Attempts { again: 0, unknown_until: None, repeatable: false }
+    }
+
+    /// Whether an earlier run may have taken effect.
+    pub fn may_be_done(&self) -> bool {
+        self.unknown_until.is_some()
+    }
+
+    /// `Ok`: run it again.
+    pub async fn judge(&mut self, fault: Fault) -> Result<(), LedgerError> {
+        if let Fault::Unknown(error) = &fault {
+            if !self.repeatable {
+                return Err(LedgerError::Unavailable(error.to_string()));
+            }
+            self.unknown_until.get_or_insert_with(|| Instant::now() + UNKNOWN);
+        }
+        if let Some(until) = self.unknown_until {
+            // The old session may still be at it: its locks, or their timeout, make this one wait.
+            let error = match fault {
+                Fault::Final(error @ (LedgerError::Inconsistent(_))) => return Err(error),
+                Fault::Final(error) | Fault::Again(error) | Fault::NoConnection(error) | Fault::Unknown(error) => error,
+                Fault::Unique(_) => LedgerError::Busy,
+            };
+            if Instant::now() >= until {
+                let unknown = format!("whether the last transaction took effect is not known ({error})");
+                return Err(LedgerError::Unavailable(unknown));
+            }
+            tokio::time::sleep(Duration::from_millis(50)).await;
+            return Ok(());
+        }
+        self.again += 1;
+        match fault {
+            Fault::Final(error) | Fault::NoConnection(error) | Fault::Unknown(error) => Err(error),
+            Fault::Again(_) | Fault::Unique(_) if self.again <= AGAIN => Ok(()),
+            Fault::Again(error) => Err(error),
+            Fault::Unique(index) => {
+                Err(LedgerError::Inconsistent(format!("the unique index {index} refuses a row that is not found")))
+            }
+        }
+    }
+}
+
+/// Runs `$once` (a future's expression) until it ends or may not be run again.
+macro_rules! attempts {
+    ($attempts:ident = $kind:ident, $once:expr) => {{
+        let mut $attempts = $crate::ledger::postgres::tx::Attempts::$kind();
+        loop {
+            match $once.await {
+                Ok(done) => break Ok(done),
+                Err(fault) => $attempts.judge(fault).await?,
+            }
+        }
+    }};
+}
+#[allow(unused_imports)]
+pub(super) use attempts;
