@@ -88,6 +88,8 @@ pub struct Config {
     /// The rows of source `file`.
     pub limits: Vec<Limit>,
     pub security: NetworkSecurity,
+    /// Between two looks at the payments that are due.
+    pub sweep_interval: Duration,
 }
 
 #[derive(Debug, Clone)]
@@ -250,6 +252,17 @@ pub fn load_store(path: Option<&Path>, source: &dyn Source) -> Result<Store, Con
     store(&file.budget, true, source)
 }
 
+/// The networks and how they are reached, and nothing else: an operator's command needs no secret to be there.
+pub fn load_networks(
+    path: Option<&Path>,
+    source: &dyn Source,
+) -> Result<(BTreeMap<Network, NetworkConfig>, NetworkSecurity), ConfigError> {
+    let text = text(path, source)?;
+    let file: file::File = serde_saphyr::from_str(&text).map_err(|e| refusal::sentence(&text, &e))?;
+    let networks = networks(file.networks, file.network_security.allow_insecure_local)?;
+    Ok((networks, security(file.network_security, source)?))
+}
+
 fn text(path: Option<&Path>, source: &dyn Source) -> Result<String, ConfigError> {
     let Some(path) = path else { return Ok(profiles::LOCAL_DISCOVERY.to_owned()) };
     let shown = path.display().to_string();
@@ -310,6 +323,7 @@ pub fn parse(text: &str, transport: Option<Transport>, source: &dyn Source) -> R
         store,
         limits,
         security: security(file.network_security, source)?,
+        sweep_interval: millis("sweep.interval_ms", file.sweep.interval_ms, 10_000, 100, 600_000)?,
     })
 }
 

@@ -12,12 +12,13 @@ use zeroize::Zeroizing;
 use super::AgentTools;
 use crate::catalog::Catalog;
 use crate::chain::stellar::{self, Stellar};
-use crate::config::{Config, KeyRingSource, SignerMode, Store, Transport};
+use crate::config::{Config, KeyRingSource, NetworkConfig, SignerMode, Store, Transport};
 use crate::guard::Rules;
 use crate::http::{self, Client, Destination};
 use crate::ledger::{Ledger, LedgerError, PostgresLedger, SqliteLedger, postgres};
 use crate::mcp::{self, Authenticator};
-use crate::pay::{Parts, Payer, Settings};
+use crate::money::Network;
+use crate::pay::{Parts, Payer, Settings, Sweep, SweepParts, SweepSettings};
 use crate::ports::World;
 use crate::seal::KeyRing;
 use crate::signer::Signer;
@@ -49,10 +50,14 @@ pub struct Paying {
     pub payer: Payer,
     pub ledger: Arc<dyn Ledger>,
     pub signer: Arc<Signer>,
-    pub chains: BTreeMap<crate::money::Network, Arc<Stellar>>,
+    pub chains: Chains,
+    /// The configured networks that can be asked: one that is no longer paid on may have payments that are open.
+    pub swept: Chains,
     /// Some limit exists: without one every paid call is refused.
     pub limited: bool,
 }
+
+type Chains = BTreeMap<Network, Arc<Stellar>>;
 
 impl Server {
     /// Ready to serve, with the file's limits in the ledger.
@@ -97,6 +102,17 @@ impl Server {
         let payer = paying.as_ref().map(|p| p.payer.clone());
         let tools = Arc::new(AgentTools::new(catalog.clone(), payer, local).probing(upstream));
         Ok(Server { tools, catalog, paying, ring, world: world.clone() })
+    }
+
+    /// Ends what calls left open: every process that can pay runs one.
+    pub fn sweep(&self, config: &Config) -> Option<Sweep> {
+        let paying = self.paying.as_ref()?;
+        Some(Sweep::new(SweepParts {
+            world: self.world.clone(),
+            ledger: paying.ledger.clone(),
+            chains: paying.swept.clone(),
+            settings: SweepSettings { interval: config.sweep_interval, ..SweepSettings::default() },
+        }))
     }
 
     /// `/mcp` and `/healthz`.
@@ -153,21 +169,11 @@ async fn paying(
     let limits = ledger.limits().await.map_err(|e| ledger_failed(config, &e))?;
     let limited = !config.limits.is_empty() || limits.iter().any(|limit| limit.source != "file");
 
-    let mut chains = BTreeMap::new();
-    let mut max_authorization = BTreeMap::new();
-    for network in config.payable.iter() {
-        let Some(n) = config.networks.get(network) else { continue };
-        let settings = stellar::Settings {
-            network: network.clone(),
-            passphrase: n.passphrase.clone(),
-            rpc_urls: n.rpc_urls.clone(),
-            credentials: n.credentials,
-            max_authorization_seconds: n.max_authorization_seconds,
-            min_ledger_ms: n.min_ledger_ms,
-        };
-        chains.insert(network.clone(), Arc::new(Stellar::new(settings, operator.clone(), world.clone())));
-        max_authorization.insert(network.clone(), Duration::from_secs(n.max_authorization_seconds));
-    }
+    let swept = chains(&config.networks, &operator, world);
+    let mut chains = swept.clone();
+    chains.retain(|network, _| config.payable.contains(network));
+    let life = |n: &NetworkConfig| Duration::from_secs(n.max_authorization_seconds);
+    let max_authorization = config.networks.iter().map(|(network, n)| (network.clone(), life(n))).collect();
     let signer = Arc::new(signer(mode, operator)?);
 
     let mut settings = Settings::new(Rules { payable: config.payable.iter().cloned().collect() });
@@ -188,7 +194,24 @@ async fn paying(
         signer: signer.clone(),
         settings,
     });
-    Ok(Paying { payer, ledger, signer, chains, limited })
+    Ok(Paying { payer, ledger, signer, chains, swept, limited })
+}
+
+/// Every network that the file gives an RPC for.
+pub(crate) fn chains(networks: &BTreeMap<Network, NetworkConfig>, operator: &Client, world: &World) -> Chains {
+    let asked = networks.iter().filter(|(_, n)| !n.rpc_urls.is_empty());
+    let chain = |(network, n): (&Network, &NetworkConfig)| {
+        let settings = stellar::Settings {
+            network: network.clone(),
+            passphrase: n.passphrase.clone(),
+            rpc_urls: n.rpc_urls.clone(),
+            credentials: n.credentials,
+            max_authorization_seconds: n.max_authorization_seconds,
+            min_ledger_ms: n.min_ledger_ms,
+        };
+        (network.clone(), Arc::new(Stellar::new(settings, operator.clone(), world.clone())))
+    };
+    asked.map(chain).collect()
 }
 
 fn signer(mode: &SignerMode, operator: Client) -> Result<Signer, StartError> {

@@ -30,7 +30,9 @@ pub async fn serve(config: Config) -> Result<ExitCode, Failure> {
     let at = listener.local_addr().unwrap_or(at);
     tracing::info!(address = %at, paying = server.paying.is_some(), "serving MCP at /mcp");
     let ended = end_on_signal(&world, shutdown.clone());
-    mcp::serve::serve(machine::TcpListener(listener), world.clone(), app, shutdown).await;
+    sweep(&server, &config, &world, &shutdown);
+    mcp::serve::serve(machine::TcpListener(listener), world.clone(), app, shutdown.clone()).await;
+    shutdown.cancel();
     drop(ended);
     drop(server);
     drain(tasks, config.http.drain).await;
@@ -44,16 +46,25 @@ pub async fn stdio(config: Config) -> Result<ExitCode, Failure> {
     say_what_is_off(&server);
     let shutdown = CancellationToken::new();
     let ended = end_on_signal(&world, shutdown.clone());
-    let settings = server.settings(&config, shutdown);
+    sweep(&server, &config, &world, &shutdown);
+    let settings = server.settings(&config, shutdown.clone());
     let handler = Arc::clone(&server.tools);
     let served =
         mcp::stdio(settings, handler, config.stdio_agent.clone(), tokio::io::stdin(), tokio::io::stdout()).await;
+    shutdown.cancel();
     drop(ended);
     drop(server);
     drain(tasks, config.http.drain).await;
     match served {
         Ok(()) => Ok(ExitCode::SUCCESS),
         Err(error) => Err(Failure::Failed(format!("standard input or output failed: {error}"))),
+    }
+}
+
+/// Until `shutdown`, in a task of its own.
+fn sweep(server: &Server, config: &Config, world: &World, shutdown: &CancellationToken) {
+    if let Some(sweep) = server.sweep(config) {
+        world.spawn.spawn(Box::pin(sweep.run(shutdown.clone())));
     }
 }
 

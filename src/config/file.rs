@@ -25,6 +25,8 @@ pub struct File {
     pub budget: Budget,
     #[serde(default)]
     pub network_security: NetworkSecurity,
+    #[serde(default)]
+    pub sweep: Sweep,
 }
 
 #[derive(Debug, Deserialize)]
@@ -121,6 +123,12 @@ pub struct Total {
     pub network: String,
     pub asset: String,
     pub day_max_atomic: String,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Sweep {
+    pub interval_ms: Option<u64>,
 }
 
 #[derive(Debug, Default, Deserialize)]

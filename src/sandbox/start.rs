@@ -84,6 +84,9 @@ pub async fn start(options: Options, world: &World) -> Result<Running, StartErro
     let config = config::parse(&text, Some(Transport::Remote), &environment)?;
     let server = agent::server::Server::start(&config, world).await.map_err(|e| StartError::Other(e.to_string()))?;
     let router = server.router(&config, shutdown.clone());
+    if let Some(sweep) = server.sweep(&config) {
+        world.spawn.spawn(Box::pin(sweep.run(shutdown.clone())));
+    }
     let agent_url = format!("{}/mcp", front.url);
     front.serve(world, router, &shutdown);
     Ok(Running { agent_url, backends, agent_key, state, shutdown: guard.disarm() })
