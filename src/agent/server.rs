@@ -12,7 +12,7 @@ use zeroize::Zeroizing;
 use super::AgentTools;
 use crate::catalog::Catalog;
 use crate::chain::stellar::{self, Stellar};
-use crate::config::{Config, KeyRingSource, NetworkConfig, SignerMode, Store, Transport};
+use crate::config::{Config, KeyRingSource, NetworkConfig, NetworkSecurity, SignerMode, Store, Transport};
 use crate::guard::Rules;
 use crate::http::{self, Client, Destination};
 use crate::ledger::{Ledger, LedgerError, PostgresLedger, SqliteLedger, postgres};
@@ -50,14 +50,14 @@ pub struct Paying {
     pub payer: Payer,
     pub ledger: Arc<dyn Ledger>,
     pub signer: Arc<Signer>,
-    pub chains: Chains,
+    pub chains: BTreeMap<Network, Arc<Stellar>>,
     /// The configured networks that can be asked: one that is no longer paid on may have payments that are open.
-    pub swept: Chains,
+    pub swept: BTreeMap<Network, Arc<Stellar>>,
     /// Some limit exists: without one every paid call is refused.
     pub limited: bool,
 }
 
-type Chains = BTreeMap<Network, Arc<Stellar>>;
+pub(crate) type Chains = BTreeMap<Network, Arc<Stellar>>;
 
 impl Server {
     /// Ready to serve, with the file's limits in the ledger.
@@ -195,6 +195,13 @@ async fn paying(
         settings,
     });
     Ok(Paying { payer, ledger, signer, chains, swept, limited })
+}
+
+/// For an operator's command, which starts no server.
+pub(crate) fn operator_client(security: &NetworkSecurity, world: &World) -> Result<Client, StartError> {
+    let tls = http::tls(security.ca_pem.as_deref()).map_err(StartError::Config)?;
+    let limits = http::Limits { timeout: security.timeout, max_response_bytes: security.max_response_bytes };
+    Ok(Client::new(world.clone(), tls, Destination::Operator, limits))
 }
 
 /// Every network that the file gives an RPC for.

@@ -1,4 +1,4 @@
-//! `tollway migrate`, `tollway limits`, `tollway reservations`: the operator's commands on the ledger.
+//! `tollway migrate` and `tollway limits`: the operator's commands on the ledger.
 
 use std::process::ExitCode;
 use std::time::Duration;
@@ -8,10 +8,9 @@ use serde_json::{Value, json};
 
 use super::Failure;
 use crate::agent::server;
-use crate::agent::time::rfc3339;
 use crate::config::Store;
-use crate::ledger::{Event, Filter, Ledger, LedgerError, Limit, Payment, PostgresLedger, SqliteLedger, State, Subject};
-use crate::money::{AgentId, Amount, Asset, Network, Unit};
+use crate::ledger::{Ledger, LedgerError, Limit, PostgresLedger, SqliteLedger, Subject};
+use crate::money::{Amount, Asset, Network, Unit};
 use crate::ports::World;
 
 /// A stop waits no longer than this for signatures under way: more than the longest `signer.sign_within_ms`.
@@ -240,141 +239,6 @@ fn limit_line(limit: &Limit) -> String {
     )
 }
 
-#[derive(Debug, Subcommand)]
-pub enum ReservationsCommand {
-    /// Payments of every agent, newest first
-    List(ListArgs),
-    /// One payment with its history
-    Show {
-        /// The payment identifier, or at least 8 of its first digits
-        id: String,
-        /// Answer as JSON
-        #[arg(long)]
-        json: bool,
-    },
-    /// Count everything again from the rows; exit code 1 on any difference
-    Audit {
-        /// Answer as JSON
-        #[arg(long)]
-        json: bool,
-    },
-}
-
-#[derive(Debug, Args)]
-pub struct ListArgs {
-    /// reserved, in_doubt, settled or released
-    #[arg(long, value_parser = state)]
-    state: Option<State>,
-    /// Only this agent's
-    #[arg(long)]
-    agent: Option<AgentId>,
-    /// At most this many
-    #[arg(long, default_value_t = 50)]
-    limit: u32,
-    /// Answer as JSON
-    #[arg(long)]
-    json: bool,
-}
-
-fn state(word: &str) -> Result<State, String> {
-    State::from_word(word).ok_or_else(|| "write reserved, in_doubt, settled or released".to_owned())
-}
-
-pub async fn reservations(command: &ReservationsCommand, ledger: &dyn Ledger) -> Result<ExitCode, Failure> {
-    match command {
-        ReservationsCommand::List(args) => list(args, ledger).await,
-        ReservationsCommand::Show { id, json } => show_one(id, *json, ledger).await,
-        ReservationsCommand::Audit { json } => audit(*json, ledger).await,
-    }
-}
-
-async fn list(args: &ListArgs, ledger: &dyn Ledger) -> Result<ExitCode, Failure> {
-    let filter = Filter { state: args.state, agent: args.agent.clone(), limit: args.limit };
-    let payments = ledger.list(&filter).await?;
-    if args.json {
-        show(&json!({"payments": payments.iter().map(payment_json).collect::<Vec<_>>()}));
-        return Ok(ExitCode::SUCCESS);
-    }
-    say!("{:<18} {:<9} {:<16} {:>20} {:>20}  REASON", "PAYMENT", "STATE", "AGENT", "RESERVED", "SETTLED");
-    for payment in &payments {
-        say!(
-            "{:<18} {:<9} {:<16} {:>20} {:>20}  {}",
-            payment.payment_id.short(),
-            payment.state.as_str(),
-            payment.agent.as_str(),
-            payment.reserved.to_string(),
-            payment.settled.map_or_else(|| "-".to_owned(), |settled| settled.to_string()),
-            payment.reason.as_deref().unwrap_or("-"),
-        );
-    }
-    Ok(ExitCode::SUCCESS)
-}
-
-async fn show_one(id: &str, as_json: bool, ledger: &dyn Ledger) -> Result<ExitCode, Failure> {
-    let Some((payment, events)) = ledger.show(id).await? else {
-        return Err(Failure::Failed("no payment, or more than one, has an identifier that begins so".to_owned()));
-    };
-    if as_json {
-        let mut shown = payment_json(&payment);
-        shown["events"] = events.iter().map(event_json).collect();
-        show(&shown);
-        return Ok(ExitCode::SUCCESS);
-    }
-    if let Value::Object(members) = payment_json(&payment) {
-        for (name, value) in members.iter().filter(|(_, value)| !value.is_null()) {
-            say!("{name:<18} {}", value.as_str().map_or_else(|| value.to_string(), str::to_owned));
-        }
-    }
-    for event in &events {
-        let amount = event.amount.map(|amount| amount.to_string());
-        let parts = [&event.reason, &amount, &event.transaction, &event.evidence];
-        let parts: Vec<_> = parts.into_iter().flatten().map(String::as_str).collect();
-        say!("  {} {} {}", rfc3339(event.at_ms), event.event, parts.join(" "));
-    }
-    Ok(ExitCode::SUCCESS)
-}
-
-async fn audit(as_json: bool, ledger: &dyn Ledger) -> Result<ExitCode, Failure> {
-    let audit = ledger.audit().await?;
-    let clean = audit.differences.is_empty();
-    if as_json {
-        let differences: Vec<_> =
-            audit.differences.iter().map(|found| json!({"what": found.what, "detail": found.detail})).collect();
-        show(&json!({
-            "payments": audit.payments, "windows": audit.windows, "clean": clean, "differences": differences,
-        }));
-    } else {
-        say!("{} payments, {} windows, {} differences", audit.payments, audit.windows, audit.differences.len());
-        for found in &audit.differences {
-            say!("{}: {}", found.what, found.detail);
-        }
-    }
-    Ok(if clean { ExitCode::SUCCESS } else { ExitCode::from(1) })
-}
-
-fn payment_json(payment: &Payment) -> Value {
-    json!({
-        "paymentIdentifier": payment.payment_id.short(), "agent": payment.agent.as_str(),
-        "idempotencyKey": payment.idempotency_key.as_ref().map(|key| key.as_str()), "ref": payment.resource_ref,
-        "versionHash": payment.version_hash, "network": payment.network.as_str(), "scheme": payment.scheme,
-        "asset": payment.asset.as_str(), "payer": payment.payer, "payTo": payment.pay_to,
-        "reserved": payment.reserved.to_string(), "settled": payment.settled.map(|settled| settled.to_string()),
-        "nonce": payment.authorization.nonce, "deadAfter": payment.authorization.dead_after,
-        "atLedger": payment.authorization.at, "state": payment.state.as_str(), "reason": payment.reason,
-        "transaction": payment.transaction, "answered": payment.answered, "leased": payment.leased,
-        "payloadStored": payment.has_payload, "outcomeStored": payment.has_outcome,
-        "createdMs": payment.created_ms, "updatedMs": payment.updated_ms,
-    })
-}
-
-fn event_json(event: &Event) -> Value {
-    json!({
-        "atMs": event.at_ms, "event": event.event, "reason": event.reason,
-        "amount": event.amount.map(|amount| amount.to_string()), "transaction": event.transaction,
-        "evidence": event.evidence,
-    })
-}
-
-fn show(value: &Value) {
+pub(super) fn show(value: &Value) {
     say!("{value:#}");
 }

@@ -10,6 +10,8 @@ pub mod serve;
 pub mod init;
 pub mod keystore;
 pub mod ledger;
+pub mod reservations;
+pub mod resolve;
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -17,10 +19,10 @@ use std::sync::Arc;
 
 use clap::{Parser, Subcommand};
 
-use crate::agent::server;
+use crate::agent::server::{self, Chains};
 use crate::config::{self, Config, Machine, Store, Transport};
 use crate::ledger::Ledger;
-use crate::ports::machine;
+use crate::ports::{World, machine};
 
 /// The production build has no sandbox, and does not speak of it.
 #[cfg(feature = "sandbox")]
@@ -75,9 +77,9 @@ enum Command {
     /// The limits that bound spending, and the kill switch
     #[command(subcommand)]
     Limits(ledger::LimitsCommand),
-    /// Payments, their events, and whether counters equal rows
+    /// Payments, their events, whether counters equal rows, and the way out of one that is stuck
     #[command(subcommand)]
-    Reservations(ledger::ReservationsCommand),
+    Reservations(reservations::ReservationsCommand),
 }
 
 fn write_line(line: std::fmt::Arguments<'_>) {
@@ -151,8 +153,21 @@ async fn run(cli: Cli) -> Result<ExitCode, Failure> {
             ledger::migrate(&args, &config::load_store(cli.config.as_deref(), &Machine)?, world).await
         }
         Command::Limits(command) => ledger::limits(&command, &*open_ledger(&cli.config).await?).await,
-        Command::Reservations(command) => ledger::reservations(&command, &*open_ledger(&cli.config).await?).await,
+        Command::Reservations(command) => {
+            let ledger = open_ledger(&cli.config).await?;
+            let (world, _tasks) = machine::world();
+            let chains = || chains(&cli.config, &world);
+            let tools = reservations::Tools { ledger, chains: &chains, world: world.clone() };
+            reservations::run(&command, tools).await
+        }
     }
+}
+
+/// Every network that the file names an RPC for; no secret of the signer has to be there to ask it.
+fn chains(config: &Option<PathBuf>, world: &World) -> Result<Chains, Failure> {
+    let (networks, security) = config::load_networks(config.as_deref(), &Machine)?;
+    let operator = server::operator_client(&security, world).map_err(|e| Failure::Usage(e.to_string()))?;
+    Ok(server::chains(&networks, &operator, world))
 }
 
 /// Operators need the ledger alone: no secret of the signer has to be there to stop spending.

@@ -10,7 +10,9 @@ mod sweep;
 
 pub use error::{Exceeded, PayError, Phase, Short};
 pub use output::{CallOutcome, Ending};
-pub use sweep::{Look, Sweep, SweepParts, SweepReport, SweepSettings, dead_for_sure_ms, look};
+pub use sweep::{
+    Look, Sweep, SweepParts, SweepReport, SweepSettings, ends_about_ms, look, overdue_ms, question,
+};
 
 use std::collections::BTreeMap;
 use std::sync::Arc;

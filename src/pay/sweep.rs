@@ -198,7 +198,7 @@ impl Sweep {
                 self.again(row, lease, now.ms().saturating_add(self.jittered(wait)), End::Open).await
             }
             NonceReading::Inconclusive(why) => {
-                if now.ms() > dead_for_sure_ms(row) {
+                if now.ms() > overdue_ms(row) {
                     tracing::error!(payment = %id.short(), network = %row.network, why,
                         "ALERT the end of a payment cannot be proved: see tollway reservations resolve");
                 } else {
@@ -385,11 +385,15 @@ pub fn question(row: &Payment) -> Result<Question<'_>, &'static str> {
     }
 }
 
-/// When the authorization has ended for sure though no chain could be asked: an hour after its estimated end, unix
-/// milliseconds.
-pub fn dead_for_sure_ms(row: &Payment) -> u64 {
+/// When the authorization ends about, unix milliseconds: an estimate that decides nothing about money.
+pub fn ends_about_ms(row: &Payment) -> u64 {
     let ledgers = row.authorization.dead_after.saturating_sub(row.authorization.at);
-    row.created_ms.saturating_add(ledgers.saturating_mul(LEDGER_MS)).saturating_add(ALERT_AFTER_MS)
+    row.created_ms.saturating_add(ledgers.saturating_mul(LEDGER_MS))
+}
+
+/// From then on a payment whose end nobody could prove needs a human: no network is so slow.
+pub fn overdue_ms(row: &Payment) -> u64 {
+    ends_about_ms(row).saturating_add(ALERT_AFTER_MS)
 }
 
 /// Until the authorization's end, at the pace that the chain has had since the reservation.
