@@ -89,8 +89,11 @@ pub async fn run(command: &ReservationsCommand, tools: Tools<'_>) -> Result<Exit
         }
         ReservationsCommand::Sweep { json } => {
             let chains = (tools.chains)()?;
-            sweep(*json, SweepParts { world: tools.world, ledger: tools.ledger, chains, settings: SweepSettings::default() })
-                .await
+            sweep(
+                *json,
+                SweepParts { world: tools.world, ledger: tools.ledger, chains, settings: SweepSettings::default() },
+            )
+            .await
         }
     }
 }

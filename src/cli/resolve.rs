@@ -161,7 +161,9 @@ async fn by_transaction(
         Ok(UsedBy::Another { ledger }) => refused(format!(
             "the transaction of ledger {ledger} is successful, but does not carry this payment's authorization"
         )),
-        Ok(UsedBy::Failed { ledger }) => refused(format!("the transaction failed in ledger {ledger}: it moved nothing")),
+        Ok(UsedBy::Failed { ledger }) => {
+            refused(format!("the transaction failed in ledger {ledger}: it moved nothing"))
+        }
         Ok(UsedBy::NotFound) => refused("no RPC knows this transaction (any more)".to_owned()),
         Err(error) => refused(format!("the chain could not be asked about the transaction: {error}")),
     }
@@ -210,9 +212,7 @@ fn by_look(args: &ResolveArgs, payment: &Payment, looked: Look, now_ms: u64) -> 
         (NonceReading::Open, true) => {
             closing(Evidence::Operator, format!("the chain shows it unused, and alive until ledger {last}"))
         }
-        (NonceReading::Inconclusive(why), _) => {
-            closing(Evidence::Operator, format!("the chain proves nothing: {why}"))
-        }
+        (NonceReading::Inconclusive(why), _) => closing(Evidence::Operator, format!("the chain proves nothing: {why}")),
     }
 }
 
@@ -221,5 +221,8 @@ fn not_open(payment: &Payment, state: State) -> Failure {
 }
 
 fn leased() -> Failure {
-    Failure::Failed("refused: somebody works on this payment (its call, a recovery or a sweep): try again in two minutes".to_owned())
+    Failure::Failed(
+        "refused: somebody works on this payment (its call, a recovery or a sweep): try again in two minutes"
+            .to_owned(),
+    )
 }

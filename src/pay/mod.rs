@@ -10,9 +10,7 @@ mod sweep;
 
 pub use error::{Exceeded, PayError, Phase, Short};
 pub use output::{CallOutcome, Ending};
-pub use sweep::{
-    Look, Sweep, SweepParts, SweepReport, SweepSettings, ends_about_ms, look, overdue_ms, question,
-};
+pub use sweep::{Look, Sweep, SweepParts, SweepReport, SweepSettings, ends_about_ms, look, overdue_ms, question};
 
 use std::collections::BTreeMap;
 use std::sync::Arc;

@@ -19,7 +19,7 @@ use crate::chain::{NonceReading, Question};
 use crate::ledger::{
     Evidence, Lease, Ledger, LedgerError, LedgerResult, Payment, Reason, SettleOutcome, SettleRequest,
 };
-use crate::money::Network;
+use crate::money::{Network, PaymentId};
 use crate::ports::World;
 
 /// Rows of one pass that are read at the same time.
@@ -28,8 +28,8 @@ const SIDE_BY_SIDE: u32 = 8;
 const READ_WITHIN: Duration = Duration::from_secs(45);
 /// The transaction of a used nonce is found within this, or left unnamed.
 const FIND_WITHIN: Duration = Duration::from_secs(15);
-/// Both, and the ledger's statements around them.
-const LEASE: Duration = Duration::from_secs(90);
+/// Both, twice (another payment's nonce may have to be read too), and the ledger's statements around them.
+const LEASE: Duration = Duration::from_secs(150);
 /// A row is looked at again after its own age, between the interval and these.
 const LONGEST_OPEN: Duration = Duration::from_secs(60);
 const LONGEST_INCONCLUSIVE: Duration = Duration::from_secs(300);
@@ -237,16 +237,30 @@ impl Sweep {
                 End::Settled
             }
             Ok(SettleOutcome::TransactionTaken { by }) => {
-                tracing::error!(payment = %id.short(), transaction, other = %by.short(),
-                    "ALERT the transaction of a used nonce is booked for another payment: settled without it");
-                let request = SettleRequest { transaction: None, ..request };
-                match self.parts.ledger.settle(request).await {
+                let other = self.other(by).await;
+                tracing::error!(payment = %id.short(), transaction, other = %by.short(), other_on_chain = other,
+                    "ALERT the transaction of this payment is booked for another one: settled without it");
+                match self.parts.ledger.settle(SettleRequest { transaction: None, ..request }).await {
                     Ok(SettleOutcome::Settled | SettleOutcome::SettledAs { .. }) => End::Settled,
                     Ok(SettleOutcome::Released | SettleOutcome::TransactionTaken { .. }) => End::Lost,
                     Err(error) => failed(row, &error),
                 }
             }
             Err(error) => failed(row, &error),
+        }
+    }
+
+    /// What the chain shows of the payment that has this one's transaction: if it is unused, a seller's forged receipt
+    /// settled it.
+    async fn other(&self, by: PaymentId) -> &'static str {
+        match self.parts.ledger.show(&by.to_hex()).await {
+            Ok(Some((other, _))) => match look(&self.parts.chains, &other).await.reading {
+                NonceReading::Used { .. } => "used",
+                NonceReading::Open => "unused, alive",
+                NonceReading::Dead | NonceReading::Cancelled => "never used",
+                NonceReading::Inconclusive(_) => "not proved",
+            },
+            Ok(None) | Err(_) => "not read",
         }
     }
 
