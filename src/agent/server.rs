@@ -1,7 +1,6 @@
 //! The agent server from its configuration: the parts are made once, then served over HTTP or stdio.
 
 use std::collections::BTreeMap;
-use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
