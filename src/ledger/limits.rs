@@ -77,6 +77,34 @@ impl Window {
     }
 }
 
+/// Names one row of `budget_windows`: an agent's (or all agents') day or session in a unit.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct WindowKey {
+    pub agent: String,
+    pub unit: Unit,
+    /// `day` or `session`.
+    pub kind: &'static str,
+    pub key: String,
+}
+
+impl WindowKey {
+    pub fn day(agent: &str, unit: &Unit, day: &str) -> WindowKey {
+        WindowKey { agent: agent.to_owned(), unit: unit.clone(), kind: "day", key: day.to_owned() }
+    }
+
+    pub fn session(agent: &str, unit: &Unit, session: &str) -> WindowKey {
+        WindowKey { agent: agent.to_owned(), unit: unit.clone(), kind: "session", key: session.to_owned() }
+    }
+
+    /// The windows of a hold: the agent's day and session, then all agents' day.
+    pub fn of(agent: &AgentId, unit: &Unit, day: &str, session: Option<&str>) -> Vec<WindowKey> {
+        let mut keys = vec![WindowKey::day(agent.as_str(), unit, day)];
+        keys.extend(session.map(|session| WindowKey::session(agent.as_str(), unit, session)));
+        keys.push(WindowKey::day(Subject::Total.as_str(), unit, day));
+        keys
+    }
+}
+
 /// What is used already, in the windows that a reservation made now would count in.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Windows {
@@ -131,6 +159,44 @@ pub(crate) fn refusal(
     }))
 }
 
+/// Says so when a start writes other limits than the last start on this ledger did. All processes on a ledger are bound
+/// by the rows of the last start: where two run with different files, the operator has to know.
+pub(crate) fn warn_when_replaced(source: &str, before: &[Limit], after: &[Limit]) {
+    if !before.is_empty() && differ(before, after) {
+        tracing::warn!(
+            source,
+            before = before.len(),
+            now = after.len(),
+            "the spending limits differ from those that the last start wrote into this ledger; from now on every \
+             process on it is bound by these, also one that was started with another file"
+        );
+    }
+}
+
+/// Of the same source. The order of the rows means nothing.
+fn differ(before: &[Limit], after: &[Limit]) -> bool {
+    let figures = |l: &Limit| (l.per_call, l.per_session, l.per_day, l.unlimited, l.suspended);
+    let by_name = |limits: &[Limit]| -> std::collections::BTreeMap<_, _> {
+        limits.iter().map(|limit| ((limit.subject.clone(), limit.unit.clone()), figures(limit))).collect()
+    };
+    before.len() != after.len() || by_name(before) != by_name(after)
+}
+
 fn broken(what: &str) -> LedgerError {
     LedgerError::Inconsistent(what.to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::table::{amount, limit};
+    use super::*;
+
+    #[test]
+    fn only_other_limits_are_worth_a_word() {
+        let other = Limit { subject: Subject::EachAgent, ..limit() };
+        assert!(!differ(&[limit(), other.clone()], &[other.clone(), limit()]));
+        assert!(differ(&[limit()], &[limit(), other.clone()]) && differ(&[limit()], &[other]));
+        assert!(differ(&[limit()], &[Limit { per_day: Some(amount("999")), ..limit() }]));
+        assert!(differ(&[limit()], &[Limit { suspended: true, ..limit() }]));
+    }
 }

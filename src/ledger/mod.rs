@@ -7,6 +7,7 @@
 //! await of business code. `held = sum(reserved, in_doubt)`, `spent = sum(settled)`, `held + spent <= limit`, enforced
 //! in the transaction that reserves.
 
+mod audit;
 mod clock;
 mod limits;
 #[cfg(feature = "postgres")]
@@ -488,7 +489,9 @@ pub struct Audit {
     pub differences: Vec<Difference>,
 }
 
-/// `what` is a stable word: `window`, `settled_amount`, `transaction_twice`, `history`, `late_success`, `unreadable`.
+/// `what` is a stable word: `window`, `settled_amount`, `transaction_twice`, `history`, `late_success`, `unreadable`, `due`
+/// (open and never looked at, or the reverse), `lease` (reserved by nobody, or leased for ever), `body` (a payload or an
+/// outcome where none is kept).
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Difference {
     pub what: &'static str,

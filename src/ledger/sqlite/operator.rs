@@ -1,17 +1,17 @@
 //! Limits, the kill switch, budgets, and what the operator sees: list, show, audit.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 
 use futures_util::TryStreamExt;
 use sha2::{Digest, Sha256};
 use sqlx::Connection;
-use sqlx::sqlite::SqliteRow;
 
 use super::reserve::effective;
-use super::rows::{self, WindowKey, get, parsed, select_payments, signed, unsigned};
-use super::{SqliteLedger, Writing, unavailable};
-use crate::ledger::limits::Window;
-use crate::ledger::{Audit, BudgetLine, Difference, Event, Filter, LedgerError, Limit, Payment, State, Subject, clock};
+use super::rows::{self, get, parsed, select_payments, signed, unsigned};
+use super::{SqliteLedger, Writing, now, unavailable};
+use crate::ledger::audit::Auditor;
+use crate::ledger::limits::{Window, WindowKey, warn_when_replaced};
+use crate::ledger::{Audit, BudgetLine, Event, Filter, LedgerError, Limit, Payment, State, Subject, clock};
 use crate::money::{AgentId, Amount, Asset, Network, PaymentId, Unit};
 
 /// Most rows that one list shows.
@@ -69,11 +69,16 @@ impl SqliteLedger {
     pub(super) async fn do_replace_limits(&self, source: &str, limits: &[Limit]) -> Result<(), LedgerError> {
         let mut connection = self.connection().await?;
         let mut w = Writing::begin(&mut connection, &self.world).await?;
-        let version: Option<i64> = sqlx::query_scalar("SELECT max(version) FROM spend_limits WHERE source = ?1")
+        let found = sqlx::query("SELECT * FROM spend_limits WHERE source = ?1")
             .bind(source)
-            .fetch_one(&mut *w.tx)
+            .fetch_all(&mut *w.tx)
             .await
             .map_err(unavailable)?;
+        let (mut before, mut version) = (Vec::new(), 0);
+        for row in &found {
+            version = version.max(get::<i64>(row, "version")?);
+            before.extend(rows::limit(row)?.1);
+        }
         // A stop in all units is the operator's and no part of any list.
         sqlx::query("DELETE FROM spend_limits WHERE source = ?1 AND network <> '*'")
             .bind(source)
@@ -81,9 +86,11 @@ impl SqliteLedger {
             .await
             .map_err(unavailable)?;
         for limit in limits {
-            insert_limit(&mut w, limit, source, limit.suspended, version.unwrap_or(0).saturating_add(1)).await?;
+            insert_limit(&mut w, limit, source, limit.suspended, version.saturating_add(1)).await?;
         }
-        w.commit().await
+        w.commit().await?;
+        warn_when_replaced(source, &before, limits);
+        Ok(())
     }
 
     pub(super) async fn do_limits(&self) -> Result<Vec<Limit>, LedgerError> {
@@ -124,39 +131,21 @@ impl SqliteLedger {
 
     /// SQLite has one writer: when this has committed, no earlier decision is under way.
     pub(super) async fn do_suspend(&self, subject: &Subject, unit: Option<&Unit>) -> Result<(), LedgerError> {
-        let (network, asset) = unit_words(unit);
         let mut connection = self.connection().await?;
         let mut w = Writing::begin(&mut connection, &self.world).await?;
-        sqlx::query(
-            "INSERT INTO spend_limits (subject, network, asset, source, suspended, updated) \
+        let stop = "INSERT INTO spend_limits (subject, network, asset, source, suspended, updated) \
              VALUES (?1, ?2, ?3, 'operator', 1, ?4) ON CONFLICT (subject, network, asset, source) \
-             DO UPDATE SET suspended = 1, version = version + 1, updated = excluded.updated",
-        )
-        .bind(subject.as_str())
-        .bind(network)
-        .bind(asset)
-        .bind(signed(w.now))
-        .execute(&mut *w.tx)
-        .await
-        .map_err(unavailable)?;
+             DO UPDATE SET suspended = 1, version = version + 1, updated = excluded.updated";
+        operator_row(&mut w, stop, subject, unit).await?;
         w.commit().await
     }
 
     pub(super) async fn do_resume(&self, subject: &Subject, unit: Option<&Unit>) -> Result<bool, LedgerError> {
-        let (network, asset) = unit_words(unit);
         let mut connection = self.connection().await?;
         let mut w = Writing::begin(&mut connection, &self.world).await?;
-        let done = sqlx::query(
-            "UPDATE spend_limits SET suspended = 0, version = version + 1, updated = ?4 WHERE subject = ?1 \
-             AND network = ?2 AND asset = ?3 AND source = 'operator' AND suspended = 1",
-        )
-        .bind(subject.as_str())
-        .bind(network)
-        .bind(asset)
-        .bind(signed(w.now))
-        .execute(&mut *w.tx)
-        .await
-        .map_err(unavailable)?;
+        let go_on = "UPDATE spend_limits SET suspended = 0, version = version + 1, updated = ?4 WHERE subject = ?1 \
+             AND network = ?2 AND asset = ?3 AND source = 'operator' AND suspended = 1";
+        let resumed = operator_row(&mut w, go_on, subject, unit).await?;
         // A row that was only the stop says nothing any more.
         sqlx::query(
             "DELETE FROM spend_limits WHERE source = 'operator' AND suspended = 0 AND unlimited = 0 \
@@ -166,7 +155,7 @@ impl SqliteLedger {
         .await
         .map_err(unavailable)?;
         w.commit().await?;
-        Ok(done.rows_affected() == 1)
+        Ok(resumed == 1)
     }
 
     pub(super) async fn do_signable(&self, subject: &Subject, unit: Option<&Unit>) -> Result<u64, LedgerError> {
@@ -195,11 +184,12 @@ impl SqliteLedger {
 
     pub(super) async fn do_list(&self, filter: &Filter) -> Result<Vec<Payment>, LedgerError> {
         let mut connection = self.connection().await?;
+        let now = now(&mut connection, &self.world).await?;
         let found = sqlx::query(select_payments!(
             "WHERE (?2 IS NULL OR p.state = ?2) AND (?3 IS NULL OR p.agent = ?3) \
              ORDER BY p.created DESC, p.rowid DESC LIMIT ?4"
         ))
-        .bind(signed(self.world.unix_ms()))
+        .bind(signed(now))
         .bind(filter.state.map(State::as_str))
         .bind(filter.agent.as_ref().map(AgentId::as_str))
         .bind(filter.limit.min(MAX_LIST))
@@ -216,9 +206,10 @@ impl SqliteLedger {
         }
         let mut connection = self.connection().await?;
         let mut tx = connection.begin().await.map_err(unavailable)?;
+        let now = now(&mut tx, &self.world).await?;
         let found =
             sqlx::query(select_payments!("WHERE p.payment_identifier >= ?2 AND p.payment_identifier < ?3 LIMIT 2"))
-                .bind(signed(self.world.unix_ms()))
+                .bind(signed(now))
                 .bind(id)
                 .bind(format!("{id}g"))
                 .fetch_all(&mut *tx)
@@ -239,21 +230,27 @@ impl SqliteLedger {
     pub(super) async fn do_audit(&self) -> Result<Audit, LedgerError> {
         let mut connection = self.connection().await?;
         let mut tx = connection.begin().await.map_err(unavailable)?;
-        let mut audit = Auditor::default();
+        let mut audit = Auditor::new(now(&mut tx, &self.world).await?);
         let mut stream = sqlx::query(
             "SELECT p.*, (SELECT e.event FROM payment_events e WHERE e.payment_identifier = p.payment_identifier \
              AND e.event IN ('reserved', 'in_doubt', 'settled', 'released') ORDER BY e.id DESC LIMIT 1) AS last_event, \
+             (SELECT count(*) FROM payment_events e WHERE e.payment_identifier = p.payment_identifier \
+             AND e.event IN ('settled', 'released')) AS ends, \
+             (SELECT e.amount FROM payment_events e WHERE e.payment_identifier = p.payment_identifier \
+             AND e.event = 'settled' ORDER BY e.id DESC LIMIT 1) AS event_amount, \
              EXISTS (SELECT 1 FROM payment_events e WHERE e.payment_identifier = p.payment_identifier \
-             AND e.event = 'late_success') AS late_success FROM payments p",
+             AND e.event = 'late_success') AS late_success, \
+             EXISTS (SELECT 1 FROM outcomes o WHERE o.payment_identifier = p.payment_identifier) AS has_outcome \
+             FROM payments p",
         )
         .fetch(&mut *tx);
         while let Some(row) = stream.try_next().await.map_err(unavailable)? {
-            audit.payment(&row);
+            audit.payment(rows::audited(&row));
         }
         drop(stream);
         let mut stream = sqlx::query("SELECT * FROM budget_windows").fetch(&mut *tx);
         while let Some(row) = stream.try_next().await.map_err(unavailable)? {
-            audit.window(&row);
+            audit.window(rows::window(&row));
         }
         drop(stream);
         tx.commit().await.map_err(unavailable)?;
@@ -290,6 +287,25 @@ impl SqliteLedger {
 /// `*` in both: every unit.
 fn unit_words(unit: Option<&Unit>) -> (&str, &str) {
     unit.map_or(("*", "*"), |unit| (unit.network.as_str(), unit.asset.as_str()))
+}
+
+/// One statement on the operator's row of a subject and unit (`?1` to `?3`), with the time as `?4`.
+async fn operator_row(
+    w: &mut Writing<'_>,
+    sql: &'static str,
+    subject: &Subject,
+    unit: Option<&Unit>,
+) -> Result<u64, LedgerError> {
+    let (network, asset) = unit_words(unit);
+    let done = sqlx::query(sql)
+        .bind(subject.as_str())
+        .bind(network)
+        .bind(asset)
+        .bind(signed(w.now))
+        .execute(&mut *w.tx)
+        .await
+        .map_err(unavailable)?;
+    Ok(done.rows_affected())
 }
 
 async fn insert_limit(
@@ -359,95 +375,4 @@ async fn earlier_holds(
     .map_err(unavailable)?;
     let hold = |row| Ok((parsed(row, "payment_identifier")?, get(row, "day")?, parsed(row, "reserved")?));
     found.iter().map(hold).collect()
-}
-
-/// Counts everything again from the rows, and trusts no constraint of the file.
-#[derive(Default)]
-struct Auditor {
-    audit: Audit,
-    windows: BTreeMap<WindowKey, Window>,
-    transactions: BTreeMap<(Network, String), PaymentId>,
-}
-
-impl Auditor {
-    fn differs(&mut self, what: &'static str, detail: String) {
-        self.audit.differences.push(Difference { what, detail });
-    }
-
-    fn payment(&mut self, row: &SqliteRow) {
-        self.audit.payments += 1;
-        if let Err(error) = self.read_payment(row) {
-            self.differs("unreadable", format!("a payment: {error}"));
-        }
-    }
-
-    fn read_payment(&mut self, row: &SqliteRow) -> Result<(), LedgerError> {
-        let held = rows::held(row)?;
-        let id = held.id.short();
-        let last: Option<String> = get(row, "last_event")?;
-        if last.as_deref() != Some(held.state.as_str()) {
-            let last = last.unwrap_or_else(|| "none".to_owned());
-            self.differs("history", format!("{id} is {}, its last event says {last}", held.state.as_str()));
-        }
-        if get(row, "late_success")? {
-            self.differs("late_success", format!("{id} was released, and a settlement was reported afterwards"));
-        }
-        let counted = match (held.state, held.settled) {
-            (State::Reserved | State::InDoubt, None) => Window { held: held.reserved, spent: Amount::ZERO },
-            (State::Settled, Some(settled)) if settled <= held.reserved => {
-                Window { held: Amount::ZERO, spent: settled }
-            }
-            (State::Released, None) => Window::default(),
-            (state, _) => {
-                self.differs("settled_amount", format!("{id} is {} with a wrong settled amount", state.as_str()));
-                return Ok(());
-            }
-        };
-        if let Some(transaction) = &held.transaction {
-            let key = (held.unit.network.clone(), transaction.clone());
-            if let Some(other) = self.transactions.insert(key, held.id) {
-                self.differs("transaction_twice", format!("{id} and {} have one transaction", other.short()));
-            }
-        }
-        for key in WindowKey::of(&held.agent, &held.unit, &held.day, held.session.as_deref()) {
-            let sum = self.windows.entry(key).or_default();
-            let add = |a: Amount, b: Amount| {
-                a.checked_add(b).ok_or_else(|| LedgerError::Inconsistent("a sum above 2^256".to_owned()))
-            };
-            *sum = Window { held: add(sum.held, counted.held)?, spent: add(sum.spent, counted.spent)? };
-        }
-        Ok(())
-    }
-
-    fn window(&mut self, row: &SqliteRow) {
-        self.audit.windows += 1;
-        match WindowKey::from_row(row).and_then(|key| Ok((key, rows::window_of(row)?))) {
-            Ok((key, written)) => {
-                let counted = self.windows.remove(&key).unwrap_or_default();
-                self.compare(&key, written, counted);
-            }
-            Err(error) => self.differs("unreadable", format!("a budget window: {error}")),
-        }
-    }
-
-    fn compare(&mut self, key: &WindowKey, written: Window, counted: Window) {
-        if written != counted {
-            let WindowKey { agent, unit, kind, key } = key;
-            // A session's name is the caller's: its head is enough to find it.
-            let key: String = key.chars().take(10).collect();
-            let detail = format!(
-                "{agent} {} {} {kind} {key}: held {} spent {}, the rows say held {} spent {}",
-                unit.network, unit.asset, written.held, written.spent, counted.held, counted.spent
-            );
-            self.differs("window", detail);
-        }
-    }
-
-    fn finish(mut self) -> Audit {
-        // What the rows need and no window holds.
-        for (key, counted) in std::mem::take(&mut self.windows) {
-            self.compare(&key, Window::default(), counted);
-        }
-        self.audit
-    }
 }

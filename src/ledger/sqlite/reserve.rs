@@ -1,10 +1,12 @@
 //! `decide` and `lookup`: duplicates before limits, so that a replay is answered also at an exhausted budget.
 
 use sqlx::SqliteConnection;
+use sqlx::query::Query;
+use sqlx::sqlite::{Sqlite, SqliteArguments};
 
-use super::rows::{self, Note, WindowKey, exactly_one, select_payments, signed};
+use super::rows::{self, Note, exactly_one, select_payments, signed};
 use super::{SqliteLedger, Writing, unavailable};
-use crate::ledger::limits::{Ask, Effective, Windows, refusal};
+use crate::ledger::limits::{Ask, Effective, WindowKey, Windows, refusal};
 use crate::ledger::{By, Decision, Intent, Lease, LedgerError, Payment, Reason, State, Subject, clock};
 use crate::money::{AgentId, Amount, IdempotencyKey, PaymentId, Unit};
 
@@ -193,14 +195,17 @@ pub(super) async fn doubt(w: &mut Writing<'_>, id: PaymentId, reason: Reason) ->
     rows::note(&mut w.tx, id, w.now, note).await
 }
 
-pub(super) async fn by_id(db: &mut SqliteConnection, now: u64, id: PaymentId) -> Result<Option<Payment>, LedgerError> {
-    let row = sqlx::query(select_payments!("WHERE p.payment_identifier = ?2"))
-        .bind(signed(now))
-        .bind(id.to_hex())
-        .fetch_optional(db)
-        .await
-        .map_err(unavailable)?;
+async fn one(
+    db: &mut SqliteConnection,
+    query: Query<'_, Sqlite, SqliteArguments>,
+) -> Result<Option<Payment>, LedgerError> {
+    let row = query.fetch_optional(db).await.map_err(unavailable)?;
     row.as_ref().map(rows::payment).transpose()
+}
+
+pub(super) async fn by_id(db: &mut SqliteConnection, now: u64, id: PaymentId) -> Result<Option<Payment>, LedgerError> {
+    let query = sqlx::query(select_payments!("WHERE p.payment_identifier = ?2"));
+    one(db, query.bind(signed(now)).bind(id.to_hex())).await
 }
 
 async fn by_key(
@@ -209,14 +214,8 @@ async fn by_key(
     agent: &AgentId,
     key: &IdempotencyKey,
 ) -> Result<Option<Payment>, LedgerError> {
-    let row = sqlx::query(select_payments!("WHERE p.agent = ?2 AND p.idempotency_key = ?3"))
-        .bind(signed(now))
-        .bind(agent.as_str())
-        .bind(key.as_str())
-        .fetch_optional(db)
-        .await
-        .map_err(unavailable)?;
-    row.as_ref().map(rows::payment).transpose()
+    let query = sqlx::query(select_payments!("WHERE p.agent = ?2 AND p.idempotency_key = ?3"));
+    one(db, query.bind(signed(now)).bind(agent.as_str()).bind(key.as_str())).await
 }
 
 /// The archived payment that had this key.
@@ -240,17 +239,11 @@ async fn twin(
     agent: &AgentId,
     hash: &[u8; 32],
 ) -> Result<Option<Payment>, LedgerError> {
-    let row = sqlx::query(select_payments!(
+    let query = sqlx::query(select_payments!(
         "WHERE p.call_hash = ?3 AND p.agent = ?2 AND p.idempotency_key IS NULL \
          AND (p.state IN ('reserved', 'in_doubt') OR p.state = 'settled' AND p.answered IS NULL)"
-    ))
-    .bind(signed(now))
-    .bind(agent.as_str())
-    .bind(&hash[..])
-    .fetch_optional(db)
-    .await
-    .map_err(unavailable)?;
-    row.as_ref().map(rows::payment).transpose()
+    ));
+    one(db, query.bind(signed(now)).bind(agent.as_str()).bind(&hash[..])).await
 }
 
 async fn open_keyed(
@@ -259,17 +252,11 @@ async fn open_keyed(
     agent: &AgentId,
     hash: &[u8; 32],
 ) -> Result<Option<Payment>, LedgerError> {
-    let row = sqlx::query(select_payments!(
+    let query = sqlx::query(select_payments!(
         "WHERE p.call_hash = ?3 AND p.agent = ?2 AND p.idempotency_key IS NOT NULL \
          AND p.state IN ('reserved', 'in_doubt') ORDER BY p.created LIMIT 1"
-    ))
-    .bind(signed(now))
-    .bind(agent.as_str())
-    .bind(&hash[..])
-    .fetch_optional(db)
-    .await
-    .map_err(unavailable)?;
-    row.as_ref().map(rows::payment).transpose()
+    ));
+    one(db, query.bind(signed(now)).bind(agent.as_str()).bind(&hash[..])).await
 }
 
 /// Ends a hold in the windows in which it was made.

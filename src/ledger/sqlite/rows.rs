@@ -6,7 +6,8 @@ use sqlx::sqlite::SqliteRow;
 use sqlx::{Row, SqliteConnection};
 
 use super::unavailable;
-use crate::ledger::limits::Window;
+use crate::ledger::audit::Audited;
+use crate::ledger::limits::{Window, WindowKey};
 use crate::ledger::{Authorization, Event, Evidence, LedgerError, Limit, Payment, State, Subject};
 use crate::money::{AgentId, Amount, PaymentId, Unit};
 
@@ -120,6 +121,31 @@ pub(super) fn held(row: &SqliteRow) -> Result<Held, LedgerError> {
     })
 }
 
+pub(super) fn audited(row: &SqliteRow) -> Result<Audited, LedgerError> {
+    let held = held(row)?;
+    let time = |column| get::<Option<i64>>(row, column)?.map(unsigned).transpose();
+    Ok(Audited {
+        id: held.id,
+        agent: held.agent,
+        session: held.session,
+        day: held.day,
+        unit: held.unit,
+        reserved: held.reserved,
+        settled: held.settled,
+        state: held.state,
+        transaction: held.transaction,
+        lease_expires: held.lease_expires,
+        due: time("due")?,
+        has_payload: get::<Option<&[u8]>>(row, "payload")?.is_some(),
+        payload_expires: time("payload_expires")?,
+        has_outcome: get(row, "has_outcome")?,
+        last_event: get(row, "last_event")?,
+        ends: unsigned(get(row, "ends")?)?,
+        event_amount: maybe(row, "event_amount")?,
+        late_success: get(row, "late_success")?,
+    })
+}
+
 pub(super) async fn find(db: &mut SqliteConnection, id: PaymentId) -> Result<Option<Held>, LedgerError> {
     let row = sqlx::query("SELECT * FROM payments WHERE payment_identifier = ?1")
         .bind(id.to_hex())
@@ -160,44 +186,17 @@ pub(super) fn event(row: &SqliteRow) -> Result<Event, LedgerError> {
     })
 }
 
-/// Names one row of `budget_windows`.
-#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) struct WindowKey {
-    pub agent: String,
-    pub unit: Unit,
-    pub kind: &'static str,
-    pub key: String,
+pub(super) fn window(row: &SqliteRow) -> Result<(WindowKey, Window), LedgerError> {
+    let kind = match get(row, "kind")? {
+        "day" => "day",
+        "session" => "session",
+        _ => return Err(broken("kind")),
+    };
+    let unit = Unit { network: parsed(row, "network")?, asset: parsed(row, "asset")? };
+    Ok((WindowKey { agent: get(row, "agent")?, unit, kind, key: get(row, "key")? }, window_of(row)?))
 }
 
-impl WindowKey {
-    pub fn day(agent: &str, unit: &Unit, day: &str) -> WindowKey {
-        WindowKey { agent: agent.to_owned(), unit: unit.clone(), kind: "day", key: day.to_owned() }
-    }
-
-    pub fn session(agent: &str, unit: &Unit, session: &str) -> WindowKey {
-        WindowKey { agent: agent.to_owned(), unit: unit.clone(), kind: "session", key: session.to_owned() }
-    }
-
-    /// The windows of a hold: the agent's day and session, then all agents' day.
-    pub fn of(agent: &AgentId, unit: &Unit, day: &str, session: Option<&str>) -> Vec<WindowKey> {
-        let mut keys = vec![WindowKey::day(agent.as_str(), unit, day)];
-        keys.extend(session.map(|session| WindowKey::session(agent.as_str(), unit, session)));
-        keys.push(WindowKey::day(Subject::Total.as_str(), unit, day));
-        keys
-    }
-
-    pub fn from_row(row: &SqliteRow) -> Result<WindowKey, LedgerError> {
-        let kind = match get(row, "kind")? {
-            "day" => "day",
-            "session" => "session",
-            _ => return Err(broken("kind")),
-        };
-        let unit = Unit { network: parsed(row, "network")?, asset: parsed(row, "asset")? };
-        Ok(WindowKey { agent: get(row, "agent")?, unit, kind, key: get(row, "key")? })
-    }
-}
-
-pub(super) fn window_of(row: &SqliteRow) -> Result<Window, LedgerError> {
+fn window_of(row: &SqliteRow) -> Result<Window, LedgerError> {
     Ok(Window { held: parsed(row, "held")?, spent: parsed(row, "spent")? })
 }
 
