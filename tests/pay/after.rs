@@ -40,6 +40,17 @@ pub async fn a_simulation_that_fails_or_is_lost_keeps_the_hold() {
     }
 }
 
+/// A row in doubt can be recovered by whoever meets it, from its first moment on.
+#[tokio::test]
+pub async fn the_signed_payload_is_stored_before_the_row_is_in_doubt() {
+    let bench = Bench::new().await;
+    bench.says(|s| s.paid = Some(Reply::status(500, "{}")));
+    bench.ledger.fail(Fault::PayloadSlow);
+    let answer = bench.call(json!({})).await;
+    assert_eq!(said(&answer), ("SETTLEMENT_UNKNOWN", "no_answer", "unknown"));
+    assert_eq!(bench.ledger.calls(), ["reserve", "payload_stored", "in_doubt"]);
+}
+
 #[tokio::test]
 pub async fn no_usable_answer_to_the_paid_call_keeps_the_hold() {
     for reply in [

@@ -30,6 +30,8 @@ pub enum Fault {
     PayloadNotStored,
     /// Its writing never ends.
     PayloadStalls,
+    /// It takes its time, and its end is counted.
+    PayloadSlow,
     /// The lease that the story is given has run out already.
     LeaseGone,
 }
@@ -150,6 +152,14 @@ impl Ledger for Faulty {
         }
         if self.happens(Fault::PayloadStalls) {
             return Box::pin(std::future::pending());
+        }
+        if self.happens(Fault::PayloadSlow) {
+            return Box::pin(async move {
+                tokio::time::sleep(std::time::Duration::from_millis(200)).await;
+                let stored = self.real.store_payload(id, lease, payload).await;
+                self.count("payload_stored");
+                stored
+            });
         }
         self.real.store_payload(id, lease, payload)
     }
