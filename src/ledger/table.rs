@@ -233,7 +233,7 @@ impl Story<'_> {
                 let due = l.take_due(10, LEASE_MS).await;
                 for (payment, lease) in due.iter().flatten() {
                     assert!(payment.leased && payment.state == State::InDoubt, "{payment:?}");
-                    self.later.insert(payment.payment_id.to_hex()[..2].parse().unwrap(), lease.clone());
+                    self.later.insert(number(payment.payment_id), lease.clone());
                 }
                 said(due, |due| {
                     let names: Vec<_> = due.iter().map(|(payment, _)| row(payment)).collect();
@@ -327,8 +327,13 @@ fn resolved(resolved: Resolved) -> String {
     }
 }
 
+/// The `n` of [`id`].
+fn number(id: PaymentId) -> u8 {
+    u8::from_str_radix(&id.to_hex()[..2], 16).unwrap()
+}
+
 fn row(payment: &Payment) -> String {
-    let n = u8::from_str_radix(&payment.payment_id.to_hex()[..2], 16).unwrap();
+    let n = number(payment.payment_id);
     let reason = payment.reason.as_deref().map(|reason| format!(" {reason}")).unwrap_or_default();
     format!("{n} {}{reason}", payment.state.as_str())
 }
@@ -777,6 +782,214 @@ pub(crate) async fn operator(bench: Box<dyn Bench>) {
     ledger.ping().await.unwrap();
 }
 
+/// A recovery from its lease to the last word, as the row and its history tell it.
+pub(crate) async fn recovery(bench: Box<dyn Bench>) {
+    let ledger = bench.ledger();
+    ledger.replace_limits("file", &[limit()]).await.unwrap();
+    let Decision::Fresh(lease) = ledger.decide(&CALL.intent()).await.unwrap() else { panic!("not reserved") };
+    assert!(ledger.store_payload(id(1), &lease, b"first round").await.unwrap());
+    assert!(ledger.in_doubt(id(1), &lease, Reason::InputRequired).await.unwrap());
+    let look = async || ledger.lookup(&agent("a"), By::Id(id(1))).await.unwrap().unwrap();
+    assert!(!look().await.leased);
+    let take = async || match ledger.take_recovery(id(1), LEASE_MS).await.unwrap() {
+        Recovery::Taken(taken) => *taken,
+        other => panic!("{other:?}"),
+    };
+
+    let first = take().await;
+    assert_eq!(first.payload, b"first round");
+    assert!(!format!("{first:?}").contains("first round") && !format!("{first:?}").contains("102"));
+    assert_eq!((first.lease.expires_ms, first.payment.leased), (NOON + LEASE_MS, true));
+    assert_ne!(first.lease.token, lease.token);
+    assert!(look().await.leased);
+    assert!(ledger.store_payload(id(1), &first.lease, b"second round").await.unwrap());
+    ledger.settle(SettleRequest { outcome: Some(b"your name?"), unfinished: true, ..whole(1) }).await.unwrap();
+    assert!(!look().await.leased, "the receipt ends the recovery");
+    assert_eq!(ledger.payload(id(1)).await.unwrap().as_deref(), Some(&b"second round"[..]));
+
+    let second = take().await;
+    assert!(look().await.leased, "a settled payment under a recovery");
+    assert_eq!(second.payment.state, State::Settled);
+    assert!(!ledger.store_payload(id(1), &first.lease, b"stale").await.unwrap(), "the lease of an ended recovery");
+    assert!(!ledger.end_recovery(id(1), &first.lease, None).await.unwrap());
+    assert!(look().await.leased, "another's end ends nothing");
+    assert!(ledger.store_payload(id(1), &second.lease, b"third round").await.unwrap());
+    assert!(ledger.end_recovery(id(1), &second.lease, Some(Reason::NoAnswer)).await.unwrap());
+    assert!(!look().await.leased);
+
+    let third = take().await;
+    assert_eq!(third.payload, b"third round");
+    ledger.settle(SettleRequest { outcome: Some(b"the output"), ..whole(1) }).await.unwrap();
+    assert!(matches!(ledger.take_recovery(id(1), LEASE_MS).await.unwrap(), Recovery::Nothing));
+    assert_eq!(ledger.outcome(id(1)).await.unwrap().as_deref(), Some(&b"the output"[..]));
+    let row = look().await;
+    assert!(!row.leased && !row.has_payload && row.reason.is_none());
+    let (_, events) = ledger.show(&id(1).to_hex()).await.unwrap().unwrap();
+    let events: Vec<_> = events.iter().map(|event| &*event.event).collect();
+    assert_eq!(events, ["reserved", "in_doubt", "recovery", "settled", "recovery", "recovery"]);
+    assert_eq!(ledger.audit().await.unwrap().differences, []);
+}
+
+/// What a sweep and an operator leave in the history, and what is open meanwhile.
+pub(crate) async fn evidence(bench: Box<dyn Bench>) {
+    let ledger = bench.ledger();
+    ledger.replace_limits("file", &[limit()]).await.unwrap();
+    assert_eq!(ledger.open_rows().await.unwrap(), OpenRows::default());
+    for n in 1..=4 {
+        let decided = ledger.decide(&Call { n, call: n, ..CALL }.intent()).await.unwrap();
+        assert!(matches!(decided, Decision::Fresh(_)));
+        bench.advance(10);
+    }
+    let open = OpenRows { count: 4, oldest_created_ms: Some(NOON) };
+    assert_eq!(ledger.open_rows().await.unwrap(), open);
+    bench.advance(LEASE_MS);
+    assert_eq!(ledger.now_ms().await.unwrap(), NOON + 40 + LEASE_MS);
+
+    let due = ledger.take_due(2, 1_000).await.unwrap();
+    let names: Vec<_> = due.iter().map(|(payment, lease)| (payment.payment_id, lease.expires_ms)).collect();
+    let ends = NOON + 40 + LEASE_MS + 1_000;
+    assert_eq!(names, [(id(1), ends), (id(2), ends)], "at most so many, the oldest first");
+    assert!(ledger.expire(id(1), &due[0].1, Reason::ExpiredUnspent).await.unwrap());
+    assert!(!ledger.expire(id(2), &due[0].1, Reason::ExpiredUnspent).await.unwrap(), "another payment's lease");
+    let chain = SettleRequest { evidence: Evidence::Chain, transaction: Some("t"), ..whole(2) };
+    assert_eq!(ended(ledger.settle(chain).await.unwrap()), "Settled");
+    let long = "é".repeat(MAX_NOTE);
+    let end = End::Settled { amount: amount("70"), transaction: Some("u"), evidence: Evidence::Operator };
+    let resolve = async |n, end, note: &str| ledger.resolve(Resolution { payment_id: id(n), end, note }).await;
+    assert!(resolve(3, end, &format!("{long}x")).await.is_err(), "too long a note");
+    assert!(resolve(3, end, " ").await.is_err() && resolve(3, end, "two\nlines").await.is_err());
+    assert_eq!(resolve(3, end, &long).await.unwrap(), Resolved::Done);
+    assert_eq!(resolve(4, End::Released, "the seller paid it back").await.unwrap(), Resolved::Done);
+    assert!(resolve(9, End::Released, "who?").await.is_err());
+
+    let last = async |n| {
+        let (_, events) = ledger.show(&id(n).to_hex()).await.unwrap().unwrap();
+        let e = events.last().unwrap().clone();
+        (e.event, e.reason.unwrap_or_default(), e.amount.map(|a| a.to_string()), e.transaction, e.evidence, e.note)
+    };
+    let text = |text: &str| Some(text.to_owned());
+    let expired = ("released".to_owned(), "expired_unspent".to_owned(), None, None, text("chain"), None);
+    assert_eq!(last(1).await, expired);
+    assert_eq!(last(2).await, ("settled".to_owned(), String::new(), text("100"), text("t"), text("chain"), None));
+    let settled = ("settled".to_owned(), String::new(), text("70"), text("u"), text("operator"), Some(long));
+    assert_eq!(last(3).await, settled);
+    let note = text("the seller paid it back");
+    assert_eq!(
+        last(4).await,
+        ("released".to_owned(), "operator_evidence".to_owned(), None, None, text("operator"), note)
+    );
+    assert_eq!(ledger.open_rows().await.unwrap(), OpenRows::default());
+    assert_eq!(ledger.audit().await.unwrap().differences, []);
+}
+
+/// From two processes at once: one recovery, one sweep per payment, and nothing that begins after a stop.
+pub(crate) async fn races(bench: Box<dyn Bench>) {
+    let (one, two) = (bench.ledger(), bench.another().await);
+    one.replace_limits("file", &[Limit { per_day: Some(amount("100000")), ..limit() }]).await.unwrap();
+    let doubt = async |n: u8| {
+        let Decision::Fresh(lease) = one.decide(&Call { n, call: n, ..CALL }.intent()).await.unwrap() else {
+            panic!("not reserved")
+        };
+        assert!(one.store_payload(id(n), &lease, b"signed").await.unwrap());
+        assert!(one.in_doubt(id(n), &lease, Reason::NoAnswer).await.unwrap());
+    };
+
+    for n in 1..=10 {
+        doubt(n).await;
+        let tries = (0..4).map(|i| if i % 2 == 0 { &one } else { &two }.take_recovery(id(n), LEASE_MS));
+        let mut said: Vec<_> = join_all(tries).await.into_iter().map(|taken| recovered(taken.unwrap())).collect();
+        said.sort_unstable();
+        assert_eq!(said[..3], ["leased", "leased", "leased"]);
+        assert!(said[3].starts_with("taken"));
+    }
+
+    // Recovery or sweep, never both.
+    for n in 11..=20 {
+        doubt(n).await;
+        let (taken, due) = futures_util::join!(one.take_recovery(id(n), LEASE_MS), two.take_due(10, LEASE_MS));
+        let (taken, due) = (recovered(taken.unwrap()), due.unwrap().len());
+        assert!(taken.starts_with("taken") && due == 0 || taken == "leased" && due == 1, "{taken} {due}");
+    }
+
+    for n in 21..=80 {
+        doubt(n).await;
+    }
+    let sweeps = (0..12).map(|i| if i % 2 == 0 { &one } else { &two }.take_due(7, LEASE_MS));
+    let taken: Vec<_> = join_all(sweeps).await.into_iter().flat_map(|due| due.unwrap()).collect();
+    let ids: std::collections::BTreeSet<_> = taken.iter().map(|(payment, _)| payment.payment_id).collect();
+    let tokens: std::collections::BTreeSet<_> = taken.iter().map(|(_, lease)| lease.token).collect();
+    assert_eq!((taken.len(), ids.len(), tokens.len()), (60, 60, 60), "each once, each with a lease of its own");
+
+    // The sweep's no and the owner's late receipt: whichever is first stays, and nothing is counted twice.
+    let ends = taken.iter().enumerate().map(|(i, (payment, lease))| {
+        let (one, two) = if i % 2 == 0 { (&one, &two) } else { (&two, &one) };
+        let request = SettleRequest { payment_id: payment.payment_id, ..whole(0) };
+        async move {
+            let (no, yes) =
+                futures_util::join!(one.expire(payment.payment_id, lease, Reason::ExpiredUnspent), two.settle(request));
+            match (no.unwrap(), yes.unwrap()) {
+                (true, SettleOutcome::Released) | (false, SettleOutcome::Settled) => (),
+                both => panic!("{both:?}"),
+            }
+        }
+    });
+    join_all(ends).await;
+    let audit = one.audit().await.unwrap();
+    assert_eq!(audit.differences.iter().find(|found| found.what != "late_success"), None);
+
+    // From the return of `suspend` on no recovery begins.
+    for n in 81..=90 {
+        doubt(n).await;
+    }
+    let me = Subject::Agent(agent("a"));
+    let stop = async {
+        two.suspend(&me, None).await.unwrap();
+        let after = join_all((81..=90).map(|n| one.take_recovery(id(n), LEASE_MS))).await;
+        after.into_iter().map(|taken| recovered(taken.unwrap())).collect::<Vec<_>>()
+    };
+    let (after, _before) = futures_util::join!(stop, join_all((81..=90).map(|n| two.take_recovery(id(n), LEASE_MS))));
+    assert!(after.iter().all(|said| said == "suspended" || said == "leased"), "{after:?}");
+}
+
+/// Sessions' tombstones go with their time; what is not due stays.
+pub(crate) async fn tidies(bench: Box<dyn Bench>) {
+    let ledger = bench.ledger();
+    ledger.replace_limits("file", &[limit()]).await.unwrap();
+    ledger.end_session("short", NOON + 1_000).await.unwrap();
+    ledger.end_session("long", NOON + 2_000).await.unwrap();
+    bench.advance(1_000);
+    let tidied = ledger.tidy().await.unwrap();
+    assert_eq!(tidied, Tidied { sessions: 1, ..Tidied::default() });
+    assert!(!ledger.session_ended("short").await.unwrap() && ledger.session_ended("long").await.unwrap());
+
+    let Decision::Fresh(lease) = ledger.decide(&CALL.intent()).await.unwrap() else { panic!("not reserved") };
+    assert!(ledger.store_payload(id(1), &lease, b"signed").await.unwrap());
+    ledger.settle(SettleRequest { outcome: Some(b"your name?"), unfinished: true, ..whole(1) }).await.unwrap();
+    bench.advance(24 * 3_600_000);
+    assert_eq!(ledger.tidy().await.unwrap(), Tidied { payloads: 1, sessions: 1, ..Tidied::default() });
+    assert!(ledger.outcome(id(1)).await.unwrap().is_some(), "an answer that can be handed out is no end");
+    bench.advance(6 * 24 * 3_600_000);
+    assert_eq!(ledger.tidy().await.unwrap(), Tidied { outcomes: 1, answered: 1, ..Tidied::default() });
+    assert_eq!(ledger.tidy().await.unwrap(), Tidied::default());
+    let (payment, events) = ledger.show(&id(1).to_hex()).await.unwrap().unwrap();
+    assert!(payment.answered && events.iter().filter(|event| event.event == "answered").count() == 1);
+    assert_eq!(ledger.audit().await.unwrap().differences, []);
+}
+
+/// The bench has put key 1 of agent `a` into `spent_keys` as archived payment 9.
+pub(crate) async fn spent_key(bench: Box<dyn Bench>) {
+    let ledger = bench.ledger();
+    ledger.replace_limits("file", &[Limit { subject: Subject::EachAgent, ..limit() }]).await.unwrap();
+    let call = |n, agent, key| Call { n, agent, call: n, key, ..CALL }.intent();
+    for n in [1, 2] {
+        assert_eq!(word(ledger.decide(&call(n, "a", Some(1))).await.unwrap()), "spent 09", "with whatever call");
+    }
+    assert_eq!(word(ledger.decide(&call(3, "a", Some(2))).await.unwrap()), "fresh");
+    assert_eq!(word(ledger.decide(&call(4, "a", None)).await.unwrap()), "fresh");
+    assert_eq!(word(ledger.decide(&call(5, "b", Some(1))).await.unwrap()), "fresh", "another agent's key");
+    assert!(ledger.lookup(&agent("a"), By::Key(&key(1))).await.unwrap().is_none(), "its row is in the archive");
+}
+
 /// Random stories against a small model: what is open and what was settled, per payment.
 pub(crate) async fn stories(open: impl AsyncFn() -> Box<dyn Bench>) {
     // SplitMix64: what a seed means does not change with a crate.
@@ -814,7 +1027,7 @@ pub(crate) async fn stories(open: impl AsyncFn() -> Box<dyn Bench>) {
             let n = (r >> 8) as u8 % step.max(1);
             let name = if r & 1 == 0 { "a" } else { "b" };
             let figure = figures[(r >> 16) as usize % figures.len()];
-            let event = match (r >> 32) % 10 {
+            let event = match (r >> 32) % 16 {
                 0..=4 => {
                     let session = [None, Some("s"), Some("t")][(r >> 24) as usize % 3];
                     let key = (r >> 40 & 3 == 0).then_some(step % 7);
@@ -825,6 +1038,12 @@ pub(crate) async fn stories(open: impl AsyncFn() -> Box<dyn Bench>) {
                 6 => Release(n),
                 7 => Settle { n, amount: figure, transaction: (r >> 50 & 1 == 0).then_some("t") },
                 8 => Answered(n),
+                9 => TakeDue,
+                10 => Expire(n, Reason::ExpiredUnspent),
+                11 => Resolve(n, None, "by the random operator"),
+                12 => LookAgain(n, (r >> 44) % 20_000),
+                13 => Store(n),
+                14 => Recover(n),
                 _ => Advance((r >> 44) % 20_000),
             };
             let said = story.run(&event).await;
@@ -832,7 +1051,7 @@ pub(crate) async fn stories(open: impl AsyncFn() -> Box<dyn Bench>) {
                 (Reserve(call), "fresh") => {
                     model.insert(call.n, (call.agent, call.amount.parse().unwrap(), None));
                 }
-                (Release(n), "true") => {
+                (Release(n) | Expire(n, _), "true") | (Resolve(n, ..), "done") => {
                     model.remove(n);
                 }
                 (Settle { n, amount, .. }, "Settled") => {

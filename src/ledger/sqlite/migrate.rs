@@ -30,6 +30,11 @@ pub(super) async fn version(connection: &mut SqliteConnection) -> Result<Option<
 
 /// All of it in one write transaction, so of several processes one migrates and the others find it done.
 pub(super) async fn run(connection: &mut SqliteConnection) -> Result<(), LedgerError> {
+    run_to(connection, newest()).await
+}
+
+/// Up to a version that a test wants.
+pub(super) async fn run_to(connection: &mut SqliteConnection, last: i64) -> Result<(), LedgerError> {
     let mut tx = match connection.begin_with("BEGIN IMMEDIATE").await {
         Ok(tx) => tx,
         Err(error) if is_busy(&error) => return Err(LedgerError::Busy),
@@ -41,7 +46,7 @@ pub(super) async fn run(connection: &mut SqliteConnection) -> Result<(), LedgerE
             newest()
         )));
     }
-    let migrations = MIGRATIONS.iter().map(|(version, name, sql)| {
+    let migrations = MIGRATIONS.iter().filter(|(version, ..)| *version <= last).map(|(version, name, sql)| {
         Migration::new(*version, (*name).into(), MigrationType::Simple, sql.into_sql_str(), false)
     });
     Migrator::with_migrations(migrations.collect()).run_direct(None, &mut *tx, false).await.map_err(explain)?;

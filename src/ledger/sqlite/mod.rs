@@ -6,6 +6,8 @@
 mod close;
 mod migrate;
 mod operator;
+#[cfg(test)]
+mod processes;
 mod recover;
 mod reserve;
 mod rows;

@@ -105,6 +105,38 @@ async fn the_operator_sets_stops_and_sees() {
 }
 
 #[tokio::test]
+async fn a_recovery_goes_on_until_the_last_word() {
+    table::recovery(Box::new(File::new().await)).await;
+}
+
+#[tokio::test]
+async fn the_history_names_the_evidence_of_every_end() {
+    table::evidence(Box::new(File::new().await)).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn of_all_that_reach_for_a_payment_one_has_it() {
+    table::races(Box::new(File::new().await)).await;
+}
+
+#[tokio::test]
+async fn what_has_expired_is_tidied_and_nothing_else() {
+    table::tidies(Box::new(File::new().await)).await;
+}
+
+#[tokio::test]
+async fn the_key_of_an_archived_payment_is_spent() {
+    let file = File::new().await;
+    let archive = format!(
+        "INSERT INTO spent_keys VALUES ('a', '{}', '{}', zeroblob(32), 0)",
+        table::key(1).as_str(),
+        id(9).to_hex()
+    );
+    file.sql(&archive).await.unwrap();
+    table::spent_key(Box::new(file)).await;
+}
+
+#[tokio::test]
 async fn random_stories_keep_counters_rows_and_limits_together() {
     table::stories(async || Box::new(File::new().await) as Box<dyn Bench>).await;
 }
@@ -252,6 +284,67 @@ async fn migrations_run_once_and_an_altered_or_newer_database_is_refused() {
     file.sql("INSERT INTO _sqlx_migrations VALUES (99, 'later', '', 1, x'00', 0)").await.unwrap();
     let error = file.open(None).await.unwrap_err().to_string();
     assert!(error.contains("schema version 99") && error.contains("run a newer Tollway"), "{error}");
+}
+
+/// A file of the first release, with payments in it.
+#[tokio::test]
+async fn an_older_file_keeps_its_payments_and_history() {
+    let directory = tempfile::tempdir().unwrap();
+    let place = path(directory.path());
+    make_private(&place).unwrap();
+    let mut db = SqliteConnectOptions::new().filename(&place).foreign_keys(true).connect().await.unwrap();
+    migrate::run_to(&mut db, 1).await.unwrap();
+    let row = |n: u8, state: &str, rest: &str| {
+        format!(
+            "INSERT INTO payments (payment_identifier, id_nonce, agent, day, call_hash, ref, version_hash, network, scheme, \
+             asset, payer, pay_to, reserved, nonce, dead_after, at_ledger, lease_token, sign_before, created, updated, \
+             state, reason, settled, lease_expires, due) VALUES ('{}', zeroblob(16), 'a', '2026-12-02', x'{}', 'v1.ref', \
+             'h', 'stellar:testnet', 'exact', 'CUSDC', 'GPAYER', 'GSELLER', '100', '{n}', 9, 1, zeroblob(16), 1, 1, 1, \
+             '{state}', {rest});",
+            id(n).to_hex(),
+            id(n).to_hex(),
+        )
+    };
+    let event = |n: u8, event: &str, amount: &str| {
+        format!(
+            "INSERT INTO payment_events (payment_identifier, at, event, amount) VALUES ('{}', {NOON}, '{event}', {amount});",
+            id(n).to_hex()
+        )
+    };
+    let sql = [
+        row(1, "in_doubt", "'no_answer', NULL, NULL, 1"),
+        row(2, "settled", "NULL, '60', NULL, NULL"),
+        event(1, "reserved", "'100'"),
+        event(2, "reserved", "'100'"),
+        event(2, "settled", "'60'"),
+        event(1, "in_doubt", "NULL"),
+        "INSERT INTO budget_windows VALUES ('a', 'stellar:testnet', 'CUSDC', 'day', '2026-12-02', '100', '60');"
+            .to_owned(),
+        "INSERT INTO budget_windows VALUES ('total', 'stellar:testnet', 'CUSDC', 'day', '2026-12-02', '100', '60');"
+            .to_owned(),
+    ]
+    .concat();
+    sqlx::raw_sql(AssertSqlSafe(sql)).execute(&mut db).await.unwrap();
+    db.close().await.unwrap();
+    assert_eq!(SqliteLedger::schema_version(&place).await.unwrap(), (Some(1), 2));
+
+    let clock = Arc::new(TestClock(AtomicU64::new(NOON)));
+    let ledger = Arc::new(open(directory.path(), &clock, Some(ring(1))).await.unwrap());
+    assert_eq!(SqliteLedger::schema_version(&place).await.unwrap(), (Some(2), 2));
+    assert_eq!(ledger.audit().await.unwrap().differences, []);
+    let (_, events) = ledger.show(&id(1).to_hex()).await.unwrap().unwrap();
+    assert_eq!(events.iter().map(|event| &*event.event).collect::<Vec<_>>(), ["reserved", "in_doubt"]);
+    let due = ledger.take_due(10, 1_000).await.unwrap();
+    assert!(ledger.expire(id(1), &due[0].1, Reason::ExpiredUnspent).await.unwrap());
+    let file = File { directory, clock, ledger };
+    let newest: i64 = {
+        let mut db = SqliteConnectOptions::new().filename(path(file.directory.path())).connect().await.unwrap();
+        sqlx::query_scalar("SELECT max(id) FROM payment_events").fetch_one(&mut db).await.unwrap()
+    };
+    assert_eq!(newest, 5, "the numbers go on where they were");
+    for sql in ["UPDATE payment_events SET event = 'settled'", "DELETE FROM payment_events"] {
+        assert!(file.sql(sql).await.unwrap_err().to_string().contains("append-only"), "{sql}");
+    }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
