@@ -1,0 +1,246 @@
+//! The ledger of a simulated process: the real one over SQLite. sqlx works on threads that a paused clock does not see,
+//! so a call runs to its end while the world stands still; before and after it lie time, faults and kills. The planted
+//! bugs that live between the business code and its ledger are here too.
+
+use std::fmt::Debug;
+use std::sync::Arc;
+
+use tollway::ledger::*;
+use tollway::money::{AgentId, PaymentId, Unit};
+
+use super::world::Ctx;
+
+/// A mistake that the business code does not make, put between it and its ledger. The simulation has to find it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Bug {
+    /// No answer from the seller: released, though the seller may still settle.
+    ReleaseOnTimeout,
+    /// The sweep releases what the chain shows as unused and alive.
+    SweepTooEarly,
+    /// Signed and sent without a row.
+    PayBeforeReserve,
+    /// The owner believes in its lease longer than the ledger does.
+    SignAfterLease,
+}
+
+pub const BUGS: [(&str, Bug); 4] = [
+    ("release-on-timeout", Bug::ReleaseOnTimeout),
+    ("sweep-too-early", Bug::SweepTooEarly),
+    ("pay-before-reserve", Bug::PayBeforeReserve),
+    ("sign-after-lease", Bug::SignAfterLease),
+];
+
+pub struct SimLedger {
+    pub inner: Arc<dyn Ledger>,
+    pub ctx: Ctx,
+    pub bug: Option<Bug>,
+    /// Looks at the ledger from outside whenever money was written.
+    pub watch: Arc<dyn Fn() + Send + Sync>,
+}
+
+fn lost<T>() -> Result<T, LedgerError> {
+    Err(LedgerError::Unavailable("the line was cut by the world".into()))
+}
+
+impl SimLedger {
+    async fn run<T: Debug>(&self, what: &'static str, call: LedgerResult<'_, T>) -> Result<T, LedgerError> {
+        let world = &self.ctx.world;
+        world.pause().await;
+        if world.chance(|f| f.ledger_not_done) {
+            self.ctx.trace(&format!("ledger {what}: not done"));
+            world.count(|s| s.ledger_not_done += 1);
+            return if world.permille(500) { Err(LedgerError::Busy) } else { lost() };
+        }
+        let result = world.still(call);
+        self.ctx.trace(&format!("ledger {what}: {}", brief(&result)));
+        match &result {
+            // Its owner shares the file with others that hold it only for moments, all of them on this thread.
+            Err(error)
+                if self.bug != Some(Bug::PayBeforeReserve) && !error.to_string().contains("not in this version") =>
+            {
+                world.fail(format!("the ledger refused {what}: {error}"));
+            }
+            Err(_) => {}
+            Ok(_) if matches!(what, "decide" | "settle" | "release" | "expire") => (self.watch)(),
+            Ok(_) => {}
+        }
+        world.pause().await;
+        if world.chance(|f| f.ledger_answer_lost) {
+            self.ctx.trace(&format!("ledger {what}: answer lost"));
+            world.count(|s| s.ledger_answer_lost += 1);
+            return lost();
+        }
+        result
+    }
+}
+
+/// Enough of an answer to tell two runs apart.
+fn brief(result: &impl Debug) -> String {
+    format!("{result:?}").chars().take(160).collect()
+}
+
+impl Ledger for SimLedger {
+    fn lookup<'a>(&'a self, agent: &'a AgentId, by: By<'a>) -> LedgerResult<'a, Option<Payment>> {
+        Box::pin(self.run("lookup", self.inner.lookup(agent, by)))
+    }
+
+    fn decide<'a>(&'a self, intent: &'a Intent) -> LedgerResult<'a, Decision> {
+        Box::pin(async move {
+            if self.bug == Some(Bug::PayBeforeReserve) {
+                let now = self.ctx.world.unix_ms();
+                return Ok(Decision::Fresh(Lease {
+                    token: [1; 16],
+                    expires_ms: now + 120_000,
+                    sign_before_ms: now + 10_000,
+                }));
+            }
+            let mut decision = self.run("decide", self.inner.decide(intent)).await?;
+            match &mut decision {
+                Decision::Fresh(lease) => {
+                    self.ctx.reserved(lease.token);
+                    if self.bug == Some(Bug::SignAfterLease) {
+                        lease.expires_ms += 3_600_000;
+                        lease.sign_before_ms += 3_600_000;
+                    }
+                }
+                Decision::Exceeded { .. } => self.ctx.world.count(|s| s.over_budget += 1),
+                Decision::Suspended => self.ctx.world.count(|s| s.suspended += 1),
+                _ => {}
+            }
+            Ok(decision)
+        })
+    }
+
+    fn store_payload<'a>(&'a self, id: PaymentId, lease: &'a Lease, payload: &'a [u8]) -> LedgerResult<'a, bool> {
+        self.ctx.sent(lease.token, id.to_hex());
+        Box::pin(self.run("store_payload", self.inner.store_payload(id, lease, payload)))
+    }
+
+    fn payload(&self, id: PaymentId) -> LedgerResult<'_, Option<Vec<u8>>> {
+        Box::pin(self.run("payload", self.inner.payload(id)))
+    }
+
+    fn settle<'a>(&'a self, request: SettleRequest<'a>) -> LedgerResult<'a, SettleOutcome> {
+        Box::pin(async move {
+            let ended = self.run("settle", self.inner.settle(request)).await?;
+            self.ctx.closed(None, &request.payment_id.to_hex());
+            if request.evidence == Evidence::Chain && matches!(ended, SettleOutcome::Settled) {
+                self.ctx.world.count(|s| s.sweep_settled += 1);
+            }
+            Ok(ended)
+        })
+    }
+
+    fn in_doubt<'a>(&'a self, id: PaymentId, lease: &'a Lease, reason: Reason) -> LedgerResult<'a, bool> {
+        if self.bug == Some(Bug::ReleaseOnTimeout) && reason == Reason::NoAnswer {
+            return self.release(id, lease, Reason::Cancelled);
+        }
+        Box::pin(async move {
+            let ours = self.run("in_doubt", self.inner.in_doubt(id, lease, reason)).await?;
+            self.ctx.closed(Some(lease.token), &id.to_hex());
+            Ok(ours)
+        })
+    }
+
+    fn release<'a>(&'a self, id: PaymentId, lease: &'a Lease, reason: Reason) -> LedgerResult<'a, bool> {
+        Box::pin(async move {
+            let ours = self.run("release", self.inner.release(id, lease, reason)).await?;
+            self.ctx.closed(Some(lease.token), &id.to_hex());
+            self.ctx.world.count(|s| s.sign_window_missed += u64::from(reason == Reason::SignWindowMissed));
+            Ok(ours)
+        })
+    }
+
+    fn take_recovery(&self, id: PaymentId, lease_ms: u64) -> LedgerResult<'_, Recovery> {
+        Box::pin(async move {
+            let taken = self.run("take_recovery", self.inner.take_recovery(id, lease_ms)).await?;
+            self.ctx.world.count(|s| s.recoveries += u64::from(matches!(taken, Recovery::Taken(_))));
+            Ok(taken)
+        })
+    }
+
+    fn end_recovery<'a>(&'a self, id: PaymentId, lease: &'a Lease, reason: Option<Reason>) -> LedgerResult<'a, bool> {
+        Box::pin(self.run("end_recovery", self.inner.end_recovery(id, lease, reason)))
+    }
+
+    fn take_due(&self, limit: u32, lease_ms: u64) -> LedgerResult<'_, Vec<(Payment, Lease)>> {
+        Box::pin(self.run("take_due", self.inner.take_due(limit, lease_ms)))
+    }
+
+    fn look_again<'a>(&'a self, id: PaymentId, lease: &'a Lease, due_ms: u64) -> LedgerResult<'a, bool> {
+        if self.bug == Some(Bug::SweepTooEarly) {
+            return self.expire(id, lease, Reason::ExpiredUnspent);
+        }
+        self.ctx.world.count(|s| s.looked_again += 1);
+        Box::pin(self.run("look_again", self.inner.look_again(id, lease, due_ms)))
+    }
+
+    fn expire<'a>(&'a self, id: PaymentId, lease: &'a Lease, reason: Reason) -> LedgerResult<'a, bool> {
+        Box::pin(async move {
+            let ended = self.run("expire", self.inner.expire(id, lease, reason)).await?;
+            self.ctx.world.count(|s| s.sweep_released += u64::from(ended));
+            Ok(ended)
+        })
+    }
+
+    fn tidy(&self) -> LedgerResult<'_, Tidied> {
+        Box::pin(self.run("tidy", self.inner.tidy()))
+    }
+    fn open_rows(&self) -> LedgerResult<'_, OpenRows> {
+        Box::pin(self.run("open_rows", self.inner.open_rows()))
+    }
+    fn now_ms(&self) -> LedgerResult<'_, u64> {
+        Box::pin(self.run("now_ms", self.inner.now_ms()))
+    }
+    fn resolve<'a>(&'a self, resolution: Resolution<'a>) -> LedgerResult<'a, Resolved> {
+        Box::pin(self.run("resolve", self.inner.resolve(resolution)))
+    }
+    fn answered(&self, id: PaymentId) -> LedgerResult<'_, ()> {
+        Box::pin(self.run("answered", self.inner.answered(id)))
+    }
+    fn outcome(&self, id: PaymentId) -> LedgerResult<'_, Option<Vec<u8>>> {
+        Box::pin(self.run("outcome", self.inner.outcome(id)))
+    }
+    fn budget<'a>(&'a self, agent: &'a AgentId, session: Option<&'a str>) -> LedgerResult<'a, Vec<BudgetLine>> {
+        Box::pin(self.run("budget", self.inner.budget(agent, session)))
+    }
+    fn replace_limits<'a>(&'a self, source: &'a str, limits: &'a [Limit]) -> LedgerResult<'a, ()> {
+        Box::pin(self.run("replace_limits", self.inner.replace_limits(source, limits)))
+    }
+    fn limits(&self) -> LedgerResult<'_, Vec<Limit>> {
+        Box::pin(self.run("limits", self.inner.limits()))
+    }
+    fn set_limit<'a>(&'a self, limit: &'a Limit) -> LedgerResult<'a, ()> {
+        Box::pin(self.run("set_limit", self.inner.set_limit(limit)))
+    }
+    fn suspend<'a>(&'a self, subject: &'a Subject, unit: Option<&'a Unit>) -> LedgerResult<'a, ()> {
+        Box::pin(self.run("suspend", self.inner.suspend(subject, unit)))
+    }
+    fn resume<'a>(&'a self, subject: &'a Subject, unit: Option<&'a Unit>) -> LedgerResult<'a, bool> {
+        Box::pin(self.run("resume", self.inner.resume(subject, unit)))
+    }
+    fn stopped(&self) -> LedgerResult<'_, Vec<Subject>> {
+        Box::pin(self.run("stopped", self.inner.stopped()))
+    }
+    fn signable<'a>(&'a self, subject: &'a Subject, unit: Option<&'a Unit>) -> LedgerResult<'a, u64> {
+        Box::pin(self.run("signable", self.inner.signable(subject, unit)))
+    }
+    fn list<'a>(&'a self, filter: &'a Filter) -> LedgerResult<'a, Vec<Payment>> {
+        Box::pin(self.run("list", self.inner.list(filter)))
+    }
+    fn show<'a>(&'a self, id: &'a str) -> LedgerResult<'a, Option<(Payment, Vec<Event>)>> {
+        Box::pin(self.run("show", self.inner.show(id)))
+    }
+    fn audit(&self) -> LedgerResult<'_, Audit> {
+        Box::pin(self.run("audit", self.inner.audit()))
+    }
+    fn end_session<'a>(&'a self, session: &'a str, expires_ms: u64) -> LedgerResult<'a, ()> {
+        Box::pin(self.run("end_session", self.inner.end_session(session, expires_ms)))
+    }
+    fn session_ended<'a>(&'a self, session: &'a str) -> LedgerResult<'a, bool> {
+        Box::pin(self.run("session_ended", self.inner.session_ended(session)))
+    }
+    fn ping(&self) -> LedgerResult<'_, ()> {
+        Box::pin(self.run("ping", self.inner.ping()))
+    }
+}

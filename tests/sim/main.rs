@@ -1,0 +1,230 @@
+//! Deterministic simulation of the paid call: several buyers on one ledger, a seller, chain, signer and catalog in one
+//! process, on a seeded world that loses, cuts, repeats and delays messages, lies, and kills at any await. The business
+//! code is the real one. After each seed the promises are judged from outside.
+//!
+//! `cargo test --test sim -- [--seeds N] [--from N] [--seed N [--trace]] [--bug NAME] [--threads N]`
+#![allow(clippy::disallowed_methods, reason = "the world is the adapter that owns threads, tasks and time")]
+
+mod agent;
+mod buyer;
+mod chain;
+mod http;
+mod judge;
+mod ledger;
+mod net;
+mod node;
+mod rng;
+mod seed;
+mod seller;
+mod signer;
+mod stats;
+mod world;
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+use std::time::Instant;
+
+use ledger::{BUGS, Bug};
+use seed::{Options, Outcome, Workshop};
+use stats::Stats;
+
+const SEEDS: u64 = 2_000;
+/// So many seeds are run twice, and their traces must be equal.
+const TWICE: u64 = 100;
+/// A planted bug has to be found among so many.
+const FIND_WITHIN: u64 = 400;
+
+struct Arguments {
+    seeds: u64,
+    from: u64,
+    seed: Option<u64>,
+    trace: bool,
+    bug: Option<Bug>,
+    threads: u64,
+}
+
+fn arguments() -> Result<Arguments, String> {
+    let mut out = Arguments { seeds: SEEDS, from: 0, seed: None, trace: false, bug: None, threads: 2 };
+    let mut given = std::env::args().skip(1);
+    while let Some(name) = given.next() {
+        let mut number = || {
+            let value = given.next().and_then(|text| text.parse::<u64>().ok());
+            value.ok_or_else(|| format!("{name} needs a number"))
+        };
+        match name.as_str() {
+            "--seeds" => out.seeds = number()?,
+            "--from" => out.from = number()?,
+            "--seed" => out.seed = Some(number()?),
+            "--threads" => out.threads = number()?.max(1),
+            "--trace" => out.trace = true,
+            "--bug" => {
+                let bug = given.next().unwrap_or_default();
+                let known = BUGS.iter().find(|(name, _)| *name == bug);
+                out.bug = Some(known.ok_or_else(|| format!("no bug is called {bug:?}"))?.1);
+            }
+            // cargo hands its own arguments on to every test target.
+            "--quiet" | "-q" | "--nocapture" | "--no-capture" => {}
+            other => return Err(format!("unknown argument {other}")),
+        }
+    }
+    Ok(out)
+}
+
+/// Memory where there is some: the ledger's file is written through to it thousands of times.
+fn directory() -> tempfile::TempDir {
+    let memory = PathBuf::from("/dev/shm");
+    let made = if memory.is_dir() { tempfile::tempdir_in(memory) } else { tempfile::tempdir() };
+    made.or_else(|_| tempfile::tempdir()).expect("a directory")
+}
+
+fn main() -> ExitCode {
+    let arguments = match arguments() {
+        Ok(arguments) => arguments,
+        Err(problem) => {
+            eprintln!("{problem}");
+            return ExitCode::from(2);
+        }
+    };
+    let dir = directory();
+    let template = dir.path().join("template.sqlite");
+    let helper = helper();
+    let make = async {
+        let (world, _) = tollway::ports::machine::world();
+        drop(tollway::ledger::SqliteLedger::open(&template, world, None).await.expect("a ledger"));
+        // What the write-ahead log holds goes into the file, and the log goes.
+        use sqlx::{ConnectOptions, Connection};
+        let settings = sqlx::sqlite::SqliteConnectOptions::new().filename(&template);
+        let mut file = settings.connect().await.expect("the template opens");
+        sqlx::query("PRAGMA wal_checkpoint(TRUNCATE)").execute(&mut file).await.expect("a checkpoint");
+        file.close().await.expect("the template closes");
+    };
+    helper.block_on(make);
+    let workshop =
+        || Workshop { helper: helper.handle().clone(), dir: dir.path().to_owned(), template: template.clone() };
+
+    if let Some(seed) = arguments.seed {
+        let options = Options { bug: arguments.bug, trace: arguments.trace };
+        let outcome = seed::run(seed, options, &workshop());
+        return match report(&outcome, arguments.bug, arguments.trace) {
+            true => ExitCode::FAILURE,
+            false => ExitCode::SUCCESS,
+        };
+    }
+    let started = Instant::now();
+    let run = all(&arguments, arguments.bug, arguments.from..arguments.from + arguments.seeds, TWICE, &workshop);
+    let seconds = started.elapsed().as_secs_f64();
+    println!(
+        "simulation: {} seeds in {seconds:.1} s ({:.0} seeds/s), {} failed, hash of all traces {:016x}",
+        run.seeds,
+        run.seeds as f64 / seconds,
+        run.failed,
+        run.hash
+    );
+    let mut good = run.failed == 0;
+    if arguments.bug.is_some() {
+        return if good { ExitCode::FAILURE } else { ExitCode::SUCCESS };
+    }
+    for (line, count) in run.stats.lines() {
+        println!("  {count:>9}  {line}");
+        if count == 0 && arguments.seeds >= SEEDS {
+            println!("             never happened: the simulation does not show what it is for");
+            good = false;
+        }
+    }
+    for (name, bug) in BUGS {
+        let found = all(&arguments, Some(bug), 0..FIND_WITHIN, 0, &workshop);
+        match found.first {
+            Some((seed, why)) => println!("  planted bug {name}: found at seed {seed}: {why}"),
+            None => {
+                println!("  planted bug {name}: not found in {FIND_WITHIN} seeds");
+                good = false;
+            }
+        }
+    }
+    if good { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+}
+
+fn helper() -> tokio::runtime::Runtime {
+    tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().expect("a runtime")
+}
+
+#[derive(Default)]
+struct Run {
+    seeds: u64,
+    failed: u64,
+    hash: u64,
+    stats: Stats,
+    /// The smallest seed that failed, and why.
+    first: Option<(u64, String)>,
+}
+
+/// Runs the seeds on all threads. With a planted bug the first failure ends the run.
+fn all(
+    arguments: &Arguments,
+    bug: Option<Bug>,
+    seeds: std::ops::Range<u64>,
+    twice: u64,
+    workshop: &(impl Fn() -> Workshop + Sync),
+) -> Run {
+    let (next, found) = (AtomicU64::new(seeds.start), AtomicBool::new(false));
+    let work = || {
+        let workshop = workshop();
+        let mut outcomes = Vec::new();
+        loop {
+            let seed = next.fetch_add(1, Relaxed);
+            if seed >= seeds.end || found.load(Relaxed) {
+                return outcomes;
+            }
+            let options = Options { bug, trace: false };
+            let mut outcome = seed::run(seed, options, &workshop);
+            if seed < twice && outcome.failure.is_none() {
+                let again = seed::run(seed, options, &workshop);
+                if again.hash != outcome.hash {
+                    outcome.failure = Some("two runs of this seed differ".into());
+                }
+            }
+            if outcome.failure.is_some() && bug.is_some() {
+                found.store(true, Relaxed);
+            }
+            if bug.is_none() {
+                report(&outcome, None, false);
+            }
+            outcome.lines.clear();
+            outcomes.push(outcome);
+        }
+    };
+    let mut outcomes: Vec<Outcome> = std::thread::scope(|scope| {
+        let threads: Vec<_> = (0..arguments.threads).map(|_| scope.spawn(work)).collect();
+        threads.into_iter().flat_map(|thread| thread.join().expect("a thread of the run")).collect()
+    });
+    outcomes.sort_by_key(|outcome| outcome.seed);
+    let mut run = Run::default();
+    for outcome in outcomes {
+        run.seeds += 1;
+        run.hash = run.hash.rotate_left(1) ^ outcome.hash;
+        run.stats.add(&outcome.stats);
+        if let Some(why) = outcome.failure {
+            run.failed += 1;
+            run.first.get_or_insert((outcome.seed, why));
+        }
+    }
+    run
+}
+
+/// Prints a failure, and the whole trace where it was asked for. Whether the seed failed.
+fn report(outcome: &Outcome, bug: Option<Bug>, whole: bool) -> bool {
+    if whole || outcome.failure.is_some() {
+        outcome.lines.iter().for_each(|line| println!("{line}"));
+    }
+    let Some(why) = &outcome.failure else {
+        if whole {
+            println!("seed {} is clean, trace {:016x}", outcome.seed, outcome.hash);
+        }
+        return false;
+    };
+    let bug = BUGS.iter().find(|(_, b)| Some(*b) == bug).map(|(name, _)| format!(" --bug {name}")).unwrap_or_default();
+    println!("seed {} FAILED: {why}", outcome.seed);
+    println!("replay: cargo test --test sim -- --seed {}{bug} --trace", outcome.seed);
+    true
+}

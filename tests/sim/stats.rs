@@ -1,0 +1,75 @@
+//! What a run met: a simulation that never kills, loses or lies proves nothing, so every line must have happened.
+
+use std::collections::BTreeMap;
+
+/// Counts of one seed; of several, their sum.
+macro_rules! stats {
+    ($($(#[doc = $doc:literal])* $name:ident: $label:literal,)*) => {
+        #[derive(Debug, Clone, Default, PartialEq, Eq)]
+        pub struct Stats {
+            $($(#[doc = $doc])* pub $name: u64,)*
+            /// By the name of the lie.
+            pub lies: BTreeMap<String, u64>,
+        }
+
+        impl Stats {
+            /// (line, count), in their order.
+            pub fn lines(&self) -> Vec<(String, u64)> {
+                let mut lines = vec![$(($label.to_owned(), self.$name),)*];
+                lines.extend(self.lies.iter().map(|(lie, n)| (format!("seller lied: {lie}"), *n)));
+                lines
+            }
+
+            pub fn add(&mut self, other: &Stats) {
+                $(self.$name += other.$name;)*
+                for (lie, n) in &other.lies {
+                    *self.lies.entry(lie.clone()).or_default() += n;
+                }
+            }
+        }
+    };
+}
+
+stats! {
+    kills: "hosts killed",
+    kills_after_reserve: "… with a payment reserved and not yet sent",
+    kills_after_sign: "… with a signed payment on its way",
+    freezes: "hosts frozen",
+    refused: "connections refused",
+    connections_lost: "connections lost",
+    cut: "connections cut",
+    muted: "connections made mute",
+    delivered_twice: "requests delivered twice",
+    ledger_not_done: "ledger calls not done",
+    ledger_answer_lost: "ledger answers lost",
+    signer_refused: "signer refused",
+    signer_failed: "signer silent or wrong",
+    signer_too_late: "signer was asked too late",
+    catalog_failed: "catalog failed",
+    node_hid: "a node hid a used nonce",
+    node_ahead: "a node was ahead of the chain",
+    node_altered: "a node altered a simulation",
+    node_submitted: "a node submitted what it simulated",
+    histories_read: "event histories read",
+    seller_replayed: "seller replayed a paid call",
+    attempts: "calls by agents",
+    agent_left: "agents that left before the answer",
+    agent_raced: "calls at two processes at once",
+    successes: "calls answered with output and receipt",
+    replayed: "… from the stored outcome or by recovery",
+    empty: "… with the receipt alone",
+    unknown: "calls answered with moneyMayHaveMoved unknown",
+    nothing_moved: "calls answered with moneyMayHaveMoved no",
+    over_budget: "calls over a budget",
+    suspended: "calls while suspended",
+    lost: "calls whose process died",
+    rows_settled: "rows settled",
+    rows_released: "rows released",
+    transfers: "transfers on the chain",
+    recoveries: "recoveries taken",
+    sweep_settled: "rows settled on the chain's evidence",
+    sweep_released: "rows released by the sweep",
+    looked_again: "rows left by the sweep to be looked at again",
+    sign_window_missed: "signatures that came too late to be asked for",
+    two_days: "seeds over midnight",
+}
