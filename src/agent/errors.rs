@@ -68,11 +68,13 @@ impl Code {
     }
 }
 
-/// `details.moneyMayHaveMoved`. `yes` is never an error: a settled payment is answered with its receipt.
+/// `details.moneyMayHaveMoved`. `yes` only while somebody else fetches the output of a settled payment: otherwise that
+/// is answered with its receipt.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Moved {
     No,
     Unknown,
+    Yes,
 }
 
 /// One failure as the agent sees it.
@@ -142,6 +144,7 @@ impl Problem {
                 match self.moved {
                     Moved::No => "no",
                     Moved::Unknown => "unknown",
+                    Moved::Yes => "yes",
                 },
             )
             .maybe("paymentIdentifier", self.payment.map(PaymentId::to_hex))
@@ -215,7 +218,10 @@ pub fn problem(error: &PayError) -> Problem {
         PayError::SchemeUnavailable { .. } => new(PaymentRejected, "scheme_unavailable", Phase::Parse, No, OTHER_OFFER),
         PayError::NetworkDisabled(_) => new(PaymentRejected, "network_disabled", Phase::Parse, No, ASK_OPERATOR),
 
-        PayError::InFlight { id } => new(SettlementUnknown, "in_flight", Phase::Lookup, Unknown, POLL).of(*id),
+        PayError::InFlight { id, settled } => {
+            let moved = if *settled { Moved::Yes } else { Unknown };
+            new(SettlementUnknown, "in_flight", Phase::Lookup, moved, POLL).of(*id)
+        }
         PayError::InDoubt { id } => new(SettlementUnknown, "in_doubt", Phase::Lookup, Unknown, POLL).of(*id),
         PayError::Released { id, reason } => new(PaymentRejected, reason, Phase::Lookup, No, NEW_KEY).of(*id),
         PayError::Conflict { id } => new(InvalidArgument, "idempotency_conflict", Phase::Lookup, No, NEW_KEY).of(*id),

@@ -1,7 +1,7 @@
 //! Is the seller's receipt right? It is an unauthenticated claim: what it says is booked only where it names our
 //! network, our payer, a transaction, and no more than was authorized. Everything else the chain decides.
 
-use crate::guard::Quote;
+use super::terms::Terms;
 use crate::money::{Amount, Network};
 use crate::x402::Settlement;
 
@@ -17,28 +17,28 @@ pub(super) enum Verdict {
     Mismatch(&'static str),
 }
 
-pub(super) fn receipt(claim: &Settlement, quote: &Quote, payer: &str) -> Verdict {
+pub(super) fn receipt(claim: &Settlement, terms: &Terms) -> Verdict {
     if claim.is_pending() {
         return Verdict::Pending;
     }
     if !claim.success {
         return Verdict::Failed;
     }
-    let network = &quote.offer.network;
+    let network = &terms.unit.network;
     if claim.network != network.as_str() {
         return Verdict::Mismatch("network");
     }
-    if claim.payer.as_deref().is_some_and(|claimed| claimed != payer) {
+    if claim.payer.as_deref().is_some_and(|claimed| claimed != terms.payer) {
         return Verdict::Mismatch("payer");
     }
     let Some(transaction) = transaction(network, &claim.transaction) else { return Verdict::Mismatch("transaction") };
     match claim.amount.as_deref().map(str::parse::<Amount>) {
         None => {}
-        Some(Ok(amount)) if amount <= quote.amount() => {}
+        Some(Ok(amount)) if amount <= terms.authorized => {}
         Some(_) => return Verdict::Mismatch("amount"),
     }
     // The signed transfer of `exact` moves its whole amount or nothing, whatever smaller number the seller writes.
-    Verdict::Right { settled: quote.amount(), transaction }
+    Verdict::Right { settled: terms.authorized, transaction }
 }
 
 /// A Stellar transaction hash: 64 hex digits, lower case, so that one transaction has one spelling in the ledger.
@@ -53,33 +53,23 @@ fn transaction(network: &Network, claimed: &str) -> Option<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::catalog::SellerTransport;
-    use crate::upstream::Endpoint;
-    use crate::x402::Offer;
-    use serde_json::value::RawValue;
+    use crate::money::{PaymentId, Unit};
 
     const PAYER: &str = "GBRPYHIL2CI3FNQ4BXLFMNDLFJUNPU2HY3ZMFSHONUCEOASW7QC7OX2H";
 
-    fn quote() -> Quote {
-        let raw = RawValue::from_string(
-            r#"{"scheme":"exact","network":"stellar:testnet","amount":"10000","asset":"A","payTo":"B","maxTimeoutSeconds":60}"#
-                .into(),
-        )
-        .unwrap();
-        Quote {
+    fn terms() -> Terms {
+        Terms {
+            id: PaymentId::from_bytes([7; 32]),
             agent: "local".parse().unwrap(),
-            session: None,
-            idempotency_key: None,
-            call_hash: [0; 32],
+            keyless: true,
             resource_ref: String::new(),
             version_hash: String::new(),
-            endpoint: Endpoint { url: "https://s.example/".parse().unwrap(), transport: SellerTransport::Sse },
-            tool: String::new(),
-            offer: Offer::parse(&raw).unwrap(),
-            max_amount: Amount::MAX,
-            resource: RawValue::NULL.to_owned(),
-            extensions: None,
-            _admitted: crate::guard::Admitted::for_a_test(),
+            unit: Unit { network: "stellar:testnet".parse().unwrap(), asset: "A".parse().unwrap() },
+            scheme: "exact".into(),
+            pay_to: "B".into(),
+            payer: PAYER.into(),
+            authorized: Amount::from_u64(10_000),
+            booked: None,
         }
     }
 
@@ -93,7 +83,7 @@ mod tests {
             amount: None,
         };
         change(&mut claim);
-        receipt(&claim, &quote(), PAYER)
+        receipt(&claim, &terms())
     }
 
     #[test]

@@ -57,8 +57,9 @@ pub enum PayError {
     NetworkDisabled(String),
 
     // lookup
+    /// `settled`: it is paid, and somebody is fetching its output.
     #[error("this payment is in flight elsewhere")]
-    InFlight { id: PaymentId },
+    InFlight { id: PaymentId, settled: bool },
     #[error("whether this payment settled is not known yet")]
     InDoubt { id: PaymentId },
     #[error("this payment was released ({reason}): nothing was paid under this key")]

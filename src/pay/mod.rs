@@ -1,12 +1,18 @@
-//! The story of one paid call, and the sweep that ends what a call left open.
+//! The story of one paid call: `call` up to the signature, `send` from the signed bytes on (with `judge` and `check`),
+//! `existing` and `recover` for the payments that are there already, `sweep` for what a call left open.
 
 mod call;
 mod check;
 mod error;
 mod existing;
+mod judge;
 pub(crate) mod object;
 mod output;
+mod parcel;
+mod recover;
+mod send;
 mod sweep;
+mod terms;
 
 pub use error::{Exceeded, PayError, Phase, Short};
 pub use output::{CallOutcome, Ending};
@@ -26,6 +32,14 @@ use crate::money::{AgentId, Amount, IdempotencyKey, Network, PaymentId, Unit};
 use crate::ports::World;
 use crate::signer::Signer;
 use crate::upstream::Upstream;
+use crate::x402;
+use send::Courier;
+use terms::Terms;
+
+/// What a lease has beyond the sum of the bounds on its steps.
+const LEASE_MARGIN: Duration = Duration::from_secs(5);
+/// The longest words of a seller, signer or chain in an error.
+const MAX_WORDS: usize = 300;
 
 #[derive(Debug, Clone)]
 pub struct Settings {
@@ -64,6 +78,7 @@ impl Settings {
 #[derive(Clone)]
 pub struct Payer {
     parts: Arc<Parts>,
+    courier: Arc<Courier>,
 }
 
 pub struct Parts {
@@ -92,7 +107,14 @@ pub enum Funds {
 
 impl Payer {
     pub fn new(parts: Parts) -> Payer {
-        Payer { parts: Arc::new(parts) }
+        let courier = Courier {
+            world: parts.world.clone(),
+            upstream: parts.upstream.clone(),
+            ledger: parts.ledger.clone(),
+            chains: parts.chains.clone(),
+            settings: parts.settings.clone(),
+        };
+        Payer { parts: Arc::new(parts), courier: Arc::new(courier) }
     }
 
     /// One payment of this agent, and its receipt where it is settled.
@@ -107,7 +129,7 @@ impl Payer {
         };
         let found = self.parts.ledger.lookup(agent, by).await?;
         Ok(found.map(|row| {
-            let receipt = output::Receipt::of_row(&row).map(|receipt| receipt.json());
+            let receipt = Terms::of_row(&row).booked_receipt();
             (row, receipt)
         }))
     }
@@ -152,4 +174,12 @@ impl Payer {
 pub enum Which<'a> {
     Id(PaymentId),
     Key(&'a IdempotencyKey),
+}
+
+fn words(text: &str) -> String {
+    x402::words(text, MAX_WORDS)
+}
+
+fn millis(duration: Duration) -> u64 {
+    u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
 }

@@ -4,12 +4,9 @@
 use serde_json::value::RawValue;
 
 use super::object::Object;
-use crate::guard::Quote;
 use crate::json;
-use crate::ledger::Payment;
-use crate::money::{Amount, PaymentId, Unit};
+use crate::money::PaymentId;
 use crate::upstream::ToolAnswer;
-use crate::x402::assets;
 
 /// How a call ended well.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -57,68 +54,6 @@ impl CallOutcome {
             }
             Ending::Unpaid | Ending::UnpaidInput | Ending::PaidInput | Ending::OpenInput | Ending::Unfinished => None,
         }
-    }
-}
-
-/// `{paymentIdentifier, ref, versionHash, network, scheme, asset, payTo, authorizedAmount, settledAmount, transaction,
-/// status, display?}`
-pub(super) struct Receipt<'a> {
-    pub id: PaymentId,
-    pub resource_ref: &'a str,
-    pub version_hash: &'a str,
-    pub unit: Unit,
-    pub scheme: &'a str,
-    pub pay_to: &'a str,
-    pub authorized: Amount,
-    pub settled: Amount,
-    pub transaction: Option<&'a str>,
-}
-
-impl<'a> Receipt<'a> {
-    pub fn of_quote(quote: &'a Quote, id: PaymentId, settled: Amount, transaction: Option<&'a str>) -> Receipt<'a> {
-        Receipt {
-            id,
-            resource_ref: &quote.resource_ref,
-            version_hash: &quote.version_hash,
-            unit: quote.unit(),
-            scheme: &quote.offer.scheme,
-            pay_to: &quote.offer.pay_to,
-            authorized: quote.amount(),
-            settled,
-            transaction,
-        }
-    }
-
-    /// `None` until the row is settled.
-    pub fn of_row(row: &'a Payment) -> Option<Receipt<'a>> {
-        Some(Receipt {
-            id: row.payment_id,
-            resource_ref: &row.resource_ref,
-            version_hash: &row.version_hash,
-            unit: Unit { network: row.network.clone(), asset: row.asset.clone() },
-            scheme: &row.scheme,
-            pay_to: &row.pay_to,
-            authorized: row.reserved,
-            settled: row.settled?,
-            transaction: row.transaction.as_deref(),
-        })
-    }
-
-    pub fn json(&self) -> Box<RawValue> {
-        Object::new()
-            .with("paymentIdentifier", &self.id.to_hex())
-            .with("ref", self.resource_ref)
-            .with("versionHash", self.version_hash)
-            .with("network", self.unit.network.as_str())
-            .with("scheme", self.scheme)
-            .with("asset", self.unit.asset.as_str())
-            .with("payTo", self.pay_to)
-            .with("authorizedAmount", &self.authorized.to_string())
-            .with("settledAmount", &self.settled.to_string())
-            .with("transaction", &self.transaction)
-            .with("status", "settled")
-            .maybe("display", assets::display(self.settled, &self.unit))
-            .build()
     }
 }
 
@@ -173,6 +108,11 @@ impl SellerOutput {
 
     pub fn asks(&self) -> bool {
         self.input_required.is_some()
+    }
+
+    /// The tool says that it failed.
+    pub fn failed(&self) -> bool {
+        self.is_error.as_deref().is_some_and(|flag| flag.get() == "true")
     }
 
     /// `receipt: None` is written as null.

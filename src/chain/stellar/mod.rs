@@ -296,6 +296,12 @@ impl Stellar {
         Err(last)
     }
 
+    /// How long an authorization lives that was drafted at one ledger and is dead after another, at the pace that
+    /// [`Stellar::draft`] counts with.
+    pub fn signed_life(&self, at: u64, dead_after: u64) -> Duration {
+        Duration::from_secs(dead_after.saturating_sub(at).saturating_mul(SECONDS_PER_LEDGER))
+    }
+
     /// Our transfer for this offer with a fresh nonce, unsigned. Its life is the smaller of the offer's and the
     /// operator's, counted in ledgers from `at`.
     pub fn draft(&self, offer: &Offer, payer: &str, at: LedgerPoint) -> Result<Draft, ChainError> {
