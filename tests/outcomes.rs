@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use super::pay::{after, before, lookup, reserve};
+use super::pay::{after, before, lookup, recover, reserve};
 
 const TABLE: &str = include_str!("../docs/outcomes.md");
 
@@ -14,11 +14,58 @@ const CASES: &[Case] = &[
     (2, "scheme_unavailable", &[before::a_scheme_that_cannot_be_paid_is_refused_before_anybody_is_asked]),
     (3, "network_disabled", &[before::a_network_that_is_not_enabled_is_refused_before_anybody_is_asked]),
     (4, "the stored outcome", &[lookup::the_same_key_gets_the_same_bytes_and_pays_once]),
-    (5, "undelivered", &[lookup::an_output_that_never_came_is_answered_with_the_receipt]),
+    (
+        5,
+        "undelivered",
+        &[
+            lookup::an_output_that_never_came_is_answered_with_the_receipt,
+            recover::an_output_that_never_came_is_fetched_with_the_identical_bytes,
+            recover::what_a_settled_payments_seller_gives_is_its_output_and_the_receipt_is_the_ledgers,
+            recover::a_settled_payment_without_a_usable_answer_is_its_receipt,
+            recover::nothing_is_sent_for_a_suspended_agent,
+            recover::an_address_that_todays_rules_refuse_is_not_dialled_again,
+        ],
+    ),
     (6, "evicted", &[lookup::a_settled_payment_of_which_nothing_is_stored_is_answered_with_the_receipt]),
     (7, "in_flight", &[lookup::a_call_that_is_in_flight_elsewhere_is_waited_for_and_then_reported]),
-    (8, "as the next two rows", &[lookup::a_row_whose_owner_is_gone_is_in_doubt]),
-    (11, "in_doubt", &[lookup::a_payment_in_doubt_is_not_paid_again]),
+    (
+        8,
+        "as the next two rows",
+        &[
+            lookup::a_row_whose_owner_is_gone_is_in_doubt,
+            recover::a_killed_process_leaves_a_payment_that_the_next_one_recovers,
+        ],
+    ),
+    (
+        9,
+        "the identical bytes",
+        &[
+            recover::a_payment_in_doubt_is_ended_by_the_identical_bytes,
+            recover::a_recovery_without_a_usable_answer_is_judged_as_the_first_sending,
+            recover::a_recovery_that_is_killed_is_taken_up_by_the_next_one,
+            recover::a_caller_that_goes_away_does_not_stop_a_recovery,
+            recover::a_recovered_settlement_that_cannot_be_recorded_reaches_the_agent,
+        ],
+    ),
+    (
+        10,
+        "in_flight",
+        &[
+            recover::a_recovery_that_lasts_is_reported_as_in_flight,
+            recover::callers_at_once_are_one_sending_and_all_get_the_output,
+        ],
+    ),
+    (
+        11,
+        "in_doubt",
+        &[
+            lookup::a_payment_in_doubt_is_not_paid_again,
+            recover::nothing_is_sent_for_a_suspended_agent,
+            recover::a_dead_authorization_is_not_sent_and_a_used_one_is,
+            recover::an_address_that_todays_rules_refuse_is_not_dialled_again,
+            recover::a_network_that_is_no_longer_paid_on_is_not_sent_to,
+        ],
+    ),
     (12, "the release reason", &[lookup::a_released_payment_is_answered_with_its_reason]),
     (13, "idempotency_conflict", &[lookup::a_key_belongs_to_one_call]),
     (14, "not_listed", &[before::what_the_catalog_does_not_list_is_not_called]),
@@ -67,8 +114,23 @@ const CASES: &[Case] = &[
             after::an_output_that_talks_about_payments_is_an_output_where_its_receipt_is_right,
         ],
     ),
-    (47, "receipt: null", &[after::a_question_without_a_receipt_keeps_the_hold]),
-    (48, "the receipt", &[after::a_question_with_a_right_receipt_is_settled_and_unfinished]),
+    (
+        47,
+        "receipt: null",
+        &[
+            after::a_question_without_a_receipt_keeps_the_hold,
+            recover::a_question_without_a_receipt_goes_on_with_the_same_bytes,
+            recover::new_answers_to_a_question_are_stored_before_they_are_sent,
+        ],
+    ),
+    (
+        48,
+        "the receipt",
+        &[
+            after::a_question_with_a_right_receipt_is_settled_and_unfinished,
+            recover::a_question_of_a_settled_payment_goes_on_with_the_same_bytes,
+        ],
+    ),
     (49, "no_receipt", &[after::an_output_without_a_receipt_keeps_the_hold_and_is_handed_on]),
     (50, "settlement_pending", &[after::a_sellers_no_frees_nothing]),
     (51, "receipt_mismatch", &[after::a_receipt_that_is_wrong_anywhere_settles_nothing]),
@@ -96,24 +158,25 @@ const CASES: &[Case] = &[
         &[
             after::a_row_that_is_no_longer_ours_answers_for_itself,
             after::a_late_owner_of_a_row_in_doubt_still_hands_over_what_came,
+            recover::an_owner_that_is_late_changes_nothing_and_says_what_the_row_says,
         ],
     ),
     (57, "–", &[reserve::a_cancelled_call_is_released_before_the_signature]),
-    (58, "–", &[after::a_caller_that_goes_away_after_the_signature_does_not_stop_the_bookkeeping]),
+    (
+        58,
+        "–",
+        &[
+            after::a_caller_that_goes_away_after_the_signature_does_not_stop_the_bookkeeping,
+            recover::a_recovered_answer_that_arrived_ends_the_twin,
+        ],
+    ),
     (59, "in_doubt", &[after::a_story_that_ends_without_an_answer_is_unknown]),
     (60, "internal error", &[lookup::a_ledger_that_fails_after_the_row_was_seen_does_not_say_that_nothing_moved]),
     (61, "undelivered", &[after::an_answered_question_of_a_settled_payment_is_not_paid_again]),
 ];
 
 /// (row, what is owed). A row may also have a case, for what is there already.
-const OWED: &[(u32, &str)] = &[
-    (5, "recovery: the identical bytes are sent again"),
-    (9, "recovery: the identical bytes are sent again"),
-    (10, "recovery: only one at a time, under the row's lease"),
-    (18, "the operator's rules for origins and recipients"),
-    (47, "recovery with inputResponses and requestState"),
-    (48, "recovery with inputResponses and requestState"),
-];
+const OWED: &[(u32, &str)] = &[(18, "the operator's rules for origins and recipients")];
 
 /// Row number to its cells: phase, event, row, code, moved, next.
 fn buyer_rows() -> BTreeMap<u32, Vec<&'static str>> {

@@ -159,9 +159,8 @@ pub async fn a_question_without_a_receipt_keeps_the_hold() {
     let answer = bench.call(json!({})).await;
     assert_eq!((&answer["receipt"], &answer["inputRequired"]["requestState"]), (&json!(null), &json!("s")));
     assert_eq!(bench.state(&answer).await, ("InDoubt".into(), "input_required".into()));
-    let again = bench.call(json!({"requestState": "s", "inputResponses": {}})).await;
-    assert_eq!(said(&again), ("SETTLEMENT_UNKNOWN", "in_doubt", "unknown"));
-    assert_eq!(bench.calls().1, 1, "never a second payment");
+    assert!(bench.row(&answer).await.has_payload, "the same bytes can go on");
+    assert_eq!((bench.calls().1, bench.signatures()), (1, 1));
 }
 
 #[tokio::test]
@@ -184,6 +183,7 @@ pub async fn an_answered_question_of_a_settled_payment_is_not_paid_again() {
     let bench = Bench::new().await;
     bench.says(|s| s.paid = Some(result(&with_receipt(asks(), &receipt()))));
     bench.call(json!({})).await;
+    bench.says(|s| s.paid = Some(Reply::Cut));
     let go_on = bench.arguments(json!({"requestState": "s", "inputResponses": {}}));
     let context = bench.context(CancellationToken::new());
     for _ in 0..2 {
@@ -195,7 +195,7 @@ pub async fn an_answered_question_of_a_settled_payment_is_not_paid_again() {
         tokio::time::sleep(std::time::Duration::from_millis(50)).await;
         assert!(!bench.row(&answer).await.answered, "the seller has not had its last word");
     }
-    assert_eq!(bench.calls().1, 1);
+    assert_eq!((bench.calls().1, bench.signatures()), (3, 1), "the same bytes, once for each call");
 }
 
 #[tokio::test]

@@ -1,18 +1,23 @@
 //! One agent server, built of the real parts, between scripted servers: catalog, seller, chain RPC. What a script does
 //! not change is as it should be, and the scripts are changed while the bench runs.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD as BASE64;
+use ed25519_dalek::Signer as _;
+use futures_util::future::BoxFuture;
 use serde_json::value::RawValue;
 use serde_json::{Value, json};
+use sha2::{Digest as _, Sha256};
 use stellar_xdr::{
-    HostFunction, Int128Parts, LedgerFootprint, LedgerKey, LedgerKeyContractData, Limits as XdrLimits, OperationBody,
-    ReadXdr, ScNonceKey, ScVal, SorobanCredentials, SorobanResources, SorobanTransactionData,
-    SorobanTransactionDataExt, TransactionEnvelope, WriteXdr,
+    ConfigSettingEntry, ContractDataEntry, ExtensionPoint, HostFunction, Int128Parts, LedgerEntryData, LedgerFootprint,
+    LedgerKey, LedgerKeyContractData, Limits as XdrLimits, OperationBody, ReadXdr, ScNonceKey, ScVal,
+    SorobanCredentials, SorobanResources, SorobanTransactionData, SorobanTransactionDataExt, StateArchivalSettings,
+    TransactionEnvelope, WriteXdr,
 };
 use tokio_util::sync::CancellationToken;
 use tollway::agent::AgentTools;
@@ -24,7 +29,8 @@ use tollway::ledger::{By, Filter, Ledger, Limit, Payment, Subject};
 use tollway::mcp::{Handler, Progress, RequestContext, Revision, RpcError};
 use tollway::money::{AgentId, Amount, Network, PaymentId, Unit};
 use tollway::pay::{Parts, Payer, Settings};
-use tollway::ports::{World, machine};
+use tollway::ports::{Clock, Spawn, World, machine};
+use tollway::sandbox::chain::Account;
 use tollway::signer::Signer;
 use tollway::upstream::{Settings as UpstreamSettings, Upstream};
 
@@ -37,12 +43,15 @@ pub const ASSET: &str = "CBIELTK6YBZJU5UP2WWQEUCYKLPU6AUNZ2BQ4WWFEIE3USCIHMXQDAM
 pub const PAY_TO: &str = "GBRPYHIL2CI3FNQ4BXLFMNDLFJUNPU2HY3ZMFSHONUCEOASW7QC7OX2H";
 pub const TRANSACTION: &str = "abababababababababababababababababababababababababababababababab";
 pub const PRICE: u64 = 10_000;
+const FIRST_LEDGER: u32 = 1000;
 
 /// What the scripts say now.
 #[derive(Default)]
 pub struct Says {
     /// The seller's answer to the unpaid call; absent: the challenge.
     pub unpaid: Option<Reply>,
+    /// To the paid calls, one each; then `paid`.
+    pub paid_next: VecDeque<Reply>,
     /// To the paid call; absent: output with a right receipt.
     pub paid: Option<Reply>,
     /// Instead of the listed item.
@@ -57,6 +66,10 @@ pub struct Says {
     pub on_paid: Option<Arc<dyn Fn() + Send + Sync>>,
     /// Sessions that the seller no longer knows: so many paid calls are answered 404.
     pub forget_sessions: u32,
+    /// The chain's newest ledger is so many after the first.
+    pub ledgers: u32,
+    /// Every nonce is used on the chain.
+    pub nonce_used: bool,
 }
 
 pub struct Bench {
@@ -68,7 +81,12 @@ pub struct Bench {
     pub tools: Arc<AgentTools>,
     pub agent: AgentId,
     pub payer: String,
-    _dir: tempfile::TempDir,
+    signer: Server,
+    /// How far the bench's clock is ahead, milliseconds.
+    ahead: Arc<AtomicU64>,
+    tasks: Arc<Tasks>,
+    settings: Settings,
+    dir: tempfile::TempDir,
 }
 
 /// What differs from the usual bench.
@@ -157,6 +175,7 @@ pub fn rpc_error(code: i64, message: &str) -> Reply {
 
 fn with_id(reply: Reply, request: &Request) -> Reply {
     match reply {
+        Reply::Later(wait, reply) => Reply::Later(wait, Box::new(with_id(*reply, request))),
         Reply::Http(status, headers, body) => {
             let body = body.replace("\"$id\"", &request.json()["id"].to_string());
             Reply::Http(status, headers, body.replace("$transaction", &transaction(request)))
@@ -201,7 +220,8 @@ fn seller_says(says: &Mutex<Says>, request: &Request) -> Reply {
                 says.forget_sessions -= 1;
                 return Reply::status(404, "");
             }
-            says.paid.clone().unwrap_or_else(|| result(&with_receipt(output(), &receipt())))
+            let next = says.paid_next.pop_front().or(says.paid.clone());
+            next.unwrap_or_else(|| result(&with_receipt(output(), &receipt())))
         }
         "tools/call" => {
             let offer = says.live_offer.clone().unwrap_or_else(|| says.offer.clone());
@@ -227,10 +247,30 @@ fn rpc_says(says: &Mutex<Says>, request: &Request, now: u64) -> Reply {
     if let Some(reply) = says.rpc.get(name) {
         return with_id(reply.clone(), request);
     }
+    let newest = FIRST_LEDGER + says.ledgers;
     let reply = match (name, transfer) {
         ("getNetwork", _) => result(&json!({"passphrase": PASSPHRASE, "protocolVersion": 25})),
         ("getLatestLedger", _) => {
-            result(&json!({"id": "x", "sequence": 1000, "protocolVersion": 25, "closeTime": now.to_string()}))
+            result(&json!({"id": "x", "sequence": newest, "protocolVersion": 25, "closeTime": now.to_string()}))
+        }
+        ("getLedgerEntries", _) => {
+            let key = body["params"]["keys"][0].as_str().unwrap_or_default();
+            let entry = |xdr: String, seq: u32| json!({"key": key, "xdr": xdr, "lastModifiedLedgerSeq": seq});
+            let entries = match LedgerKey::from_xdr_base64(key, XdrLimits::none()).unwrap() {
+                LedgerKey::ConfigSetting(_) => {
+                    let settings = StateArchivalSettings { min_temporary_ttl: 17_280, ..Default::default() };
+                    let data = LedgerEntryData::ConfigSetting(ConfigSettingEntry::StateArchival(settings));
+                    vec![entry(data.to_xdr_base64(XdrLimits::none()).unwrap(), 1)]
+                }
+                LedgerKey::ContractData(LedgerKeyContractData { contract, key, durability }) if says.nonce_used => {
+                    let ext = ExtensionPoint::V0;
+                    let data = ContractDataEntry { ext, contract, key, durability, val: ScVal::Void };
+                    let data = LedgerEntryData::ContractData(data);
+                    vec![entry(data.to_xdr_base64(XdrLimits::none()).unwrap(), FIRST_LEDGER + 1)]
+                }
+                _ => Vec::new(),
+            };
+            result(&json!({"entries": entries, "latestLedger": newest}))
         }
         ("balance", _) => {
             let balance = ScVal::I128(Int128Parts { hi: 0, lo: says.balance });
@@ -279,13 +319,28 @@ fn client(world: &World) -> Client {
     Client::new(world.clone(), Tls::Plain, Destination::Operator, limits)
 }
 
+/// Signs whatever it is asked to, so that its requests can be counted.
+async fn signer(world: &World) -> Server {
+    let account = Account::generate(world);
+    Server::start(Arc::new(move |request: &Request| match request.method.as_str() {
+        "GET" => Reply::json(json!({"address": account.address()}).to_string()),
+        _ => {
+            let preimage = BASE64.decode(request.json()["authEntryXdr"].as_str().unwrap()).unwrap();
+            let signature = account.key.sign(&Sha256::digest(preimage)).to_bytes();
+            Reply::json(json!({"signedAuthEntryXdr": BASE64.encode(signature)}).to_string())
+        }
+    }))
+    .await
+}
+
 impl Bench {
     pub async fn new() -> Bench {
         Bench::with(Change::default()).await
     }
 
     pub async fn with(change: Change) -> Bench {
-        let (world, _) = machine::world();
+        let ahead = Arc::new(AtomicU64::new(0));
+        let world = shifted(&ahead);
         let says = Arc::new(Mutex::new(Says { offer: offer(), balance: 1_000_000, ..Says::default() }));
         let seller = {
             let says = says.clone();
@@ -307,19 +362,44 @@ impl Bench {
             }))
             .await
         };
-
-        let seed = tollway::sandbox::chain::Account::from_seed(&world.random()).secret();
-        let signer = match &change.signer {
-            None => Signer::env_secret(seed).unwrap(),
-            Some(url) => Signer::external(url.parse().unwrap(), None, client(&world)).unwrap(),
+        let signer = signer(&world).await;
+        let tasks = Arc::new(Tasks { drop_all: change.drop_tasks, handles: Mutex::default() });
+        let dir = tempfile::tempdir().unwrap();
+        let ledger = Arc::new(Faulty::open(&world, dir.path()).await);
+        if let Some(limit) = &change.limit {
+            ledger.replace_limits("file", std::slice::from_ref(limit)).await.unwrap();
+        }
+        let paying = change.signer.clone().unwrap_or_else(|| signer.url(""));
+        let paying = Signer::external(paying.parse().unwrap(), None, client(&world)).unwrap();
+        let agent: AgentId = "local".parse().unwrap();
+        let mut bench = Bench {
+            says,
+            seller,
+            catalog,
+            rpc,
+            ledger,
+            tools: Arc::new(AgentTools::new(Catalog::new(client(&world), "http://127.0.0.1:9").unwrap(), None, None)),
+            payer: paying.address(&NETWORK.parse().unwrap()).await.unwrap_or_default(),
+            agent,
+            signer,
+            ahead,
+            tasks,
+            settings: change.settings,
+            dir,
         };
+        bench.build(paying, change.allow_local);
+        bench
+    }
+
+    /// The agent server over the bench's ledger.
+    fn build(&mut self, signer: Signer, allow_local: bool) {
+        let world = shifted(&self.ahead);
         let network: Network = NETWORK.parse().unwrap();
-        let payer = signer.address(&network).await.unwrap_or_default();
         let chain = Stellar::new(
             ChainSettings {
                 network: network.clone(),
                 passphrase: PASSPHRASE.into(),
-                rpc_urls: vec![rpc.url("/").parse().unwrap()],
+                rpc_urls: vec![self.rpc.url("/").parse().unwrap()],
                 credentials: Credentials::Address,
                 max_authorization_seconds: 300,
                 min_ledger_ms: 4000,
@@ -329,32 +409,56 @@ impl Bench {
         );
         let upstream = UpstreamSettings {
             timeout: Duration::from_millis(1500),
-            allow_insecure_local: change.allow_local,
+            allow_insecure_local: allow_local,
             ..UpstreamSettings::default()
         };
-        let dir = tempfile::tempdir().unwrap();
-        let ledger = Arc::new(Faulty::open(&world, dir.path()).await);
-        if let Some(limit) = &change.limit {
-            ledger.replace_limits("file", std::slice::from_ref(limit)).await.unwrap();
-        }
-        let catalog_client = Catalog::new(client(&world), &catalog.url("")).unwrap();
         let http = upstream.client(world.clone(), Tls::Plain);
-        let story_world = match change.drop_tasks {
-            true => World { spawn: Arc::new(Dropper), ..world.clone() },
-            false => world.clone(),
-        };
         let parts = Parts {
-            world: story_world,
-            catalog: catalog_client.clone(),
-            upstream: Upstream::new(upstream, world.clone(), http),
-            ledger: ledger.clone(),
+            world: World { spawn: self.tasks.clone(), ..world.clone() },
+            catalog: self.catalog_client(),
+            upstream: Upstream::new(upstream, world, http),
+            ledger: self.ledger.clone(),
             chains: BTreeMap::from([(network, Arc::new(chain))]),
             signer: Arc::new(signer),
-            settings: change.settings,
+            settings: self.settings.clone(),
         };
-        let agent: AgentId = "local".parse().unwrap();
-        let tools = AgentTools::new(catalog_client, Some(Payer::new(parts)), Some(agent.clone()));
-        Bench { says, seller, catalog, rpc, ledger, tools: Arc::new(tools), agent, payer, _dir: dir }
+        let payer = Payer::new(parts);
+        self.tools = Arc::new(AgentTools::new(self.catalog_client(), Some(payer), Some(self.agent.clone())));
+    }
+
+    /// The process dies: every task of its stories ends where it is, and nothing is left but the ledger's file.
+    pub fn kill(&self) {
+        self.tasks.handles.lock().unwrap().drain(..).for_each(|task| task.abort());
+    }
+
+    /// Another process over the same file.
+    pub async fn restart(&mut self, change: Change) {
+        self.kill();
+        let world = shifted(&self.ahead);
+        self.ledger = Arc::new(Faulty::open(&world, self.dir.path()).await);
+        self.settings = change.settings;
+        let signer = Signer::external(self.signer.url("").parse().unwrap(), None, client(&world)).unwrap();
+        self.build(signer, change.allow_local);
+    }
+
+    /// The clock moves on, the chain stays where it is: leases run out.
+    pub fn later(&self, by: Duration) {
+        self.ahead.fetch_add(u64::try_from(by.as_millis()).unwrap(), Ordering::SeqCst);
+    }
+
+    /// How often the signer was asked for a signature.
+    pub fn signatures(&self) -> usize {
+        self.signer.requests().iter().filter(|request| request.method == "POST").count()
+    }
+
+    /// The raw `params` of the paid calls, as they were on the wire.
+    pub fn paid_params(&self) -> Vec<String> {
+        let paid = self.seller.requests().into_iter().filter(is_paid);
+        paid.map(|request| {
+            let body: &RawValue = serde_json::from_str(&request.body).unwrap();
+            tollway::json::member(body, "params").unwrap().get().to_owned()
+        })
+        .collect()
     }
 
     pub fn catalog_client(&self) -> Catalog {
@@ -440,10 +544,30 @@ impl Bench {
     }
 }
 
-struct Dropper;
-impl tollway::ports::Spawn for Dropper {
-    fn spawn(&self, task: futures_util::future::BoxFuture<'static, ()>) {
-        drop(task);
+/// The tasks of one process.
+struct Tasks {
+    drop_all: bool,
+    handles: Mutex<Vec<tokio::task::JoinHandle<()>>>,
+}
+
+impl Spawn for Tasks {
+    #[allow(clippy::disallowed_methods, reason = "a port's implementation")]
+    fn spawn(&self, task: BoxFuture<'static, ()>) {
+        if !self.drop_all {
+            self.handles.lock().unwrap().push(tokio::spawn(task));
+        }
+    }
+}
+
+fn shifted(ahead: &Arc<AtomicU64>) -> World {
+    let (world, _) = machine::world();
+    World { clock: Arc::new(Ahead(world.clone(), ahead.clone())), ..world }
+}
+
+struct Ahead(World, Arc<AtomicU64>);
+impl Clock for Ahead {
+    fn unix_ms(&self) -> u64 {
+        self.0.unix_ms() + self.1.load(Ordering::SeqCst)
     }
 }
 

@@ -18,8 +18,11 @@ pub async fn a_keyless_call_about_to_be_refused_is_its_open_twin() {
     let first = bench.call(json!({})).await;
     bench.says(|s| s.catalog = Some(Reply::status(500, "")));
     let second = bench.call(json!({})).await;
-    assert_eq!(said(&second), ("SETTLEMENT_UNKNOWN", "in_doubt", "unknown"));
+    assert_eq!(said(&second), ("SETTLEMENT_UNKNOWN", "no_answer", "unknown"));
     assert_eq!(first["details"]["paymentIdentifier"], second["details"]["paymentIdentifier"]);
+    bench.says(|s| s.paid = None);
+    assert_eq!(bench.call(json!({})).await["content"], bench::output()["content"]);
+    assert_eq!(bench.signatures(), 1);
     assert_eq!(
         said(&bench.call(json!({"arguments": {"city": "Thun"}})).await).1,
         "catalog",
@@ -82,7 +85,8 @@ pub async fn a_first_answer_that_arrived_ends_the_twin_and_a_keyed_or_open_one_m
         .unwrap();
     bench.tools.delivered(&context, "tools/call", &looked_up).await;
     assert!(!bench.row(&value(&open)).await.answered, "a question is no answer");
-    assert_eq!(said(&bench.call(json!({"arguments": {"city": "Thun"}})).await).1, "in_doubt");
+    let again = bench.call(json!({"arguments": {"city": "Thun"}})).await;
+    assert_eq!(again["paymentIdentifier"], value(&open)["paymentIdentifier"]);
 }
 
 #[tokio::test]

@@ -29,6 +29,8 @@ pub enum Reply {
     Cut,
     /// No answer; the connection stays open.
     Hang,
+    /// The answer after a while.
+    Later(std::time::Duration, Box<Reply>),
 }
 
 impl Reply {
@@ -82,8 +84,13 @@ async fn connection(mut stream: TcpStream, script: Script, seen: Arc<Mutex<Vec<R
     loop {
         let Some(request) = read(&mut stream, &mut buffer).await else { return };
         seen.lock().unwrap().push(request.clone());
-        match script(&request) {
-            Reply::Cut => return,
+        let mut reply = script(&request);
+        while let Reply::Later(wait, answer) = reply {
+            tokio::time::sleep(wait).await;
+            reply = *answer;
+        }
+        match reply {
+            Reply::Later(..) | Reply::Cut => return,
             Reply::Hang => {
                 // Until the client gives up and closes.
                 let mut byte = [0];
