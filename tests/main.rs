@@ -19,3 +19,5 @@ mod pay;
 mod witness;
 #[cfg(feature = "sandbox")]
 mod secrets;
+#[cfg(feature = "sandbox")]
+mod sweep;

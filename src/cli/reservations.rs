@@ -204,7 +204,7 @@ async fn sweep(as_json: bool, parts: SweepParts) -> Result<ExitCode, Failure> {
     if as_json {
         show(&json!({
             "taken": report.taken, "settled": report.settled, "released": report.released, "open": report.open,
-            "inconclusive": report.inconclusive, "lost": report.lost, "failed": report.failed,
+            "inconclusive": report.inconclusive, "overdue": report.overdue, "lost": report.lost, "failed": report.failed,
         }));
     } else {
         say!(

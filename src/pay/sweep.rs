@@ -73,6 +73,8 @@ pub struct SweepReport {
     pub open: u64,
     /// Nothing was proved: looked at again.
     pub inconclusive: u64,
+    /// Of these: so long after the authorization's end that a human is called.
+    pub overdue: u64,
     /// Somebody else closed or leased them meanwhile.
     pub lost: u64,
     /// The ledger failed: the next pass after their lease has them again.
@@ -98,7 +100,7 @@ enum End {
     Settled,
     Released,
     Open,
-    Inconclusive,
+    Inconclusive { overdue: bool },
     Lost,
     Failed,
 }
@@ -198,7 +200,8 @@ impl Sweep {
                 self.again(row, lease, now.ms().saturating_add(self.jittered(wait)), End::Open).await
             }
             NonceReading::Inconclusive(why) => {
-                if now.ms() > overdue_ms(row) {
+                let overdue = now.ms() > overdue_ms(row);
+                if overdue {
                     tracing::error!(payment = %id.short(), network = %row.network, why,
                         "ALERT the end of a payment cannot be proved: see tollway reservations resolve");
                 } else {
@@ -206,7 +209,8 @@ impl Sweep {
                 }
                 let least = ms(self.parts.settings.interval);
                 let wait = backoff_ms(row, now.ms(), least, LONGEST_INCONCLUSIVE);
-                self.again(row, lease, now.ms().saturating_add(self.jittered(wait)), End::Inconclusive).await
+                self.again(row, lease, now.ms().saturating_add(self.jittered(wait)), End::Inconclusive { overdue })
+                    .await
             }
         }
     }
@@ -333,11 +337,12 @@ impl Sweep {
 
 impl SweepReport {
     fn count(&mut self, end: End) {
+        self.overdue += u64::from(matches!(end, End::Inconclusive { overdue: true }));
         let counter = match end {
             End::Settled => &mut self.settled,
             End::Released => &mut self.released,
             End::Open => &mut self.open,
-            End::Inconclusive => &mut self.inconclusive,
+            End::Inconclusive { .. } => &mut self.inconclusive,
             End::Lost => &mut self.lost,
             End::Failed => &mut self.failed,
         };

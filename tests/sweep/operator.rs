@@ -1,0 +1,1 @@
+//! `tollway reservations`, as an operator types it.
