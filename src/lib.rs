@@ -31,3 +31,6 @@ pub mod agent;
 pub mod sandbox;
 #[cfg(feature = "roles")]
 pub mod cli;
+#[cfg(all(feature = "roles", any(test, feature = "fuzzing")))]
+#[doc(hidden)]
+pub mod fuzzing;

@@ -54,7 +54,7 @@ struct Memory {
 type OptionKey = (String, String, String, String);
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Path {
+pub(super) enum Path {
     List,
     Search,
     Lookup,
@@ -62,7 +62,7 @@ enum Path {
 
 /// What is done with items beyond the limit that was asked for (hazard BAZ-08).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Take {
+pub(super) enum Take {
     /// Left out: the agent gets what it asked for.
     AsAsked,
     /// Looked at as well: somebody is looking for one entry.
@@ -70,9 +70,9 @@ enum Take {
 }
 
 /// A page before it is made ready for the agent.
-struct Fetched {
-    page: Page,
-    next: Option<Position>,
+pub(super) struct Fetched {
+    pub(super) page: Page,
+    pub(super) next: Option<Position>,
 }
 
 const LOOKUP_AGAIN_AFTER: Duration = Duration::from_secs(600);
@@ -312,7 +312,7 @@ fn refused(status: u16, body: &[u8]) -> CatalogError {
     }
 }
 
-fn read_page(
+pub(super) fn read_page(
     query: &SearchQuery,
     at: &Position,
     path: Path,

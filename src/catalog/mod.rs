@@ -3,6 +3,8 @@
 
 mod answer;
 mod client;
+#[cfg(all(feature = "roles", any(test, feature = "fuzzing")))]
+pub(crate) mod fuzzing;
 mod listing;
 mod query;
 mod reference;

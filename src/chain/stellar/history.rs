@@ -173,7 +173,7 @@ fn gone(rpc: &Rpc) -> ChainError {
     ChainError::Unreachable(format!("{} no longer keeps the payment's ledgers", rpc.name()))
 }
 
-fn uses_nonce(envelope: &TransactionEnvelope, payer: &ScAddress, nonce: i64) -> bool {
+pub(super) fn uses_nonce(envelope: &TransactionEnvelope, payer: &ScAddress, nonce: i64) -> bool {
     let tx = match envelope {
         TransactionEnvelope::Tx(envelope) => &envelope.tx,
         TransactionEnvelope::TxFeeBump(bump) => {

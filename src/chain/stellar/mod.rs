@@ -2,6 +2,8 @@
 //! number, fee and footprint, and is believed in nothing that decides where money goes.
 
 mod entry;
+#[cfg(all(feature = "roles", any(test, feature = "fuzzing")))]
+pub(crate) mod fuzzing;
 mod history;
 mod prepare;
 mod reading;

@@ -47,47 +47,53 @@ impl Stellar {
     /// The base64 XDR of the transaction envelope for `payload.transaction`. From here on the RPC holds a live
     /// signature, whatever it answers.
     pub async fn prepare(&self, signed: &SignedEntry) -> Result<String, PrepareError> {
-        let operation = || {
-            OperationBody::InvokeHostFunction(InvokeHostFunctionOp {
-                host_function: HostFunction::InvokeContract(signed.draft.call.clone()),
-                auth: vec![signed.entry.clone()].try_into().unwrap_or_default(),
-            })
-        };
-        let max_time = signed.draft.max_time;
-        let asked = base64(&envelope(operation(), INCLUSION_FEE, max_time, None));
-        let params = serde_json::json!({"transaction": asked});
+        let params = serde_json::json!({"transaction": base64(&to_simulate(signed))});
         let simulation: Simulation = match self.ask_one("simulateTransaction", &params).await {
             Ok(simulation) => simulation,
             Err(ChainError::Lying(_)) => return Err(PrepareError::Lying("network")),
             Err(error) => return Err(PrepareError::Lost(error)),
         };
-        about_our_payment(&simulation, signed)?;
-        if let Some(error) = simulation.error {
-            return Err(PrepareError::Failed(words(&error)));
-        }
-        if simulation.restore_preamble.is_some() {
-            return Err(PrepareError::Failed("archived entries would have to be restored first".into()));
-        }
-        let unusable = |what: &str| PrepareError::Lost(ChainError::Unreachable(format!("the simulation's {what}")));
-        let data = simulation.transaction_data.ok_or_else(|| unusable("transactionData is missing"))?;
-        let mut data = SorobanTransactionData::from_xdr_base64(&data, entry::XDR)
-            .map_err(|_| unusable("transactionData cannot be read"))?;
-        let resource_fee: u64 = simulation
-            .min_resource_fee
-            .and_then(|fee| fee.parse().ok())
-            .ok_or_else(|| unusable("minResourceFee is no number"))?;
-        footprint_is_ours(&data, signed)?;
-        let fee = resource_fee.saturating_add(INCLUSION_FEE.into());
-        let (Ok(resource_fee), Ok(fee), true) =
-            (u32::try_from(resource_fee), u32::try_from(fee), fee <= FEE_CAP.into())
-        else {
-            return Err(PrepareError::Failed(format!(
-                "fee_cap_exceeded: {fee} stroops, at most {FEE_CAP} are accepted"
-            )));
-        };
-        data.resource_fee = i64::from(resource_fee);
-        Ok(base64(&envelope(operation(), fee, max_time, Some(data))))
+        assemble(simulation, signed)
     }
+}
+
+fn operation(signed: &SignedEntry) -> OperationBody {
+    OperationBody::InvokeHostFunction(InvokeHostFunctionOp {
+        host_function: HostFunction::InvokeContract(signed.draft.call.clone()),
+        auth: vec![signed.entry.clone()].try_into().unwrap_or_default(),
+    })
+}
+
+/// What is simulated: the transaction without its footprint.
+fn to_simulate(signed: &SignedEntry) -> TransactionEnvelope {
+    envelope(operation(signed), INCLUSION_FEE, signed.draft.max_time, None)
+}
+
+/// The transaction with what the simulation says of fee and footprint, and with nothing else of it.
+pub(super) fn assemble(simulation: Simulation, signed: &SignedEntry) -> Result<String, PrepareError> {
+    about_our_payment(&simulation, signed)?;
+    if let Some(error) = simulation.error {
+        return Err(PrepareError::Failed(words(&error)));
+    }
+    if simulation.restore_preamble.is_some() {
+        return Err(PrepareError::Failed("archived entries would have to be restored first".into()));
+    }
+    let unusable = |what: &str| PrepareError::Lost(ChainError::Unreachable(format!("the simulation's {what}")));
+    let data = simulation.transaction_data.ok_or_else(|| unusable("transactionData is missing"))?;
+    let mut data = SorobanTransactionData::from_xdr_base64(&data, entry::XDR)
+        .map_err(|_| unusable("transactionData cannot be read"))?;
+    let resource_fee: u64 = simulation
+        .min_resource_fee
+        .and_then(|fee| fee.parse().ok())
+        .ok_or_else(|| unusable("minResourceFee is no number"))?;
+    footprint_is_ours(&data, signed)?;
+    let fee = resource_fee.saturating_add(INCLUSION_FEE.into());
+    let (Ok(resource_fee), Ok(fee), true) = (u32::try_from(resource_fee), u32::try_from(fee), fee <= FEE_CAP.into())
+    else {
+        return Err(PrepareError::Failed(format!("fee_cap_exceeded: {fee} stroops, at most {FEE_CAP} are accepted")));
+    };
+    data.resource_fee = i64::from(resource_fee);
+    Ok(base64(&envelope(operation(signed), fee, signed.draft.max_time, Some(data))))
 }
 
 /// Whatever the answer says of authorizations and transfers must be ours; what it leaves out is no lie.

@@ -1,0 +1,89 @@
+//! The configuration file: what is accepted keeps the rules of paying, what is refused says so in one bounded sentence,
+//! and neither shows a secret of the environment.
+
+use std::path::Path;
+
+use zeroize::Zeroizing;
+
+use super::MAX_WORDS;
+use crate::config::{self, Config, Source, Transport};
+
+const SEED: &str = "SAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAHZA";
+const KEYS: &str = "one:0123456789abcdef0123456789abcdef,two:fedcba9876543210fedcba9876543210";
+const RING: &str = "MDEyMzQ1Njc4OWFiY2RlZjAxMjM0NTY3ODlhYmNkZWY=";
+const DATABASE: &str = "postgres://tollway:correct-horse-battery@db.internal/tollway";
+const HEADER: &str = "Bearer not-to-be-shown-anywhere-0123456789";
+
+/// The first byte chooses the environment, the rest is the file.
+pub fn run(data: &[u8]) {
+    let Some((&mode, text)) = data.split_first() else { return };
+    let Ok(text) = std::str::from_utf8(text) else { return };
+    let environment = Environment { secrets: mode & 1 == 0, database: mode & 2 == 0 };
+    for transport in [None, Some(Transport::Stdio), Some(Transport::Remote)] {
+        match config::parse(text, transport, &environment) {
+            Ok(config) => accepted(&config),
+            Err(error) => {
+                hides_secrets(&format!("{error} {error:?}"));
+                assert!(!error.field.is_empty() && !error.problem.is_empty());
+                let sentence = error.to_string();
+                assert!(sentence.chars().count() <= MAX_WORDS + text.len(), "{} characters", sentence.len());
+            }
+        }
+    }
+}
+
+fn accepted(config: &Config) {
+    hides_secrets(&format!("{config:?}"));
+    for network in config.payable.iter() {
+        let network_config = &config.networks[network];
+        assert!(network_config.enabled && !network_config.rpc_urls.is_empty() && config.signer.can_pay());
+        assert!((6..=86_400).contains(&network_config.max_authorization_seconds));
+        assert!(network_config.min_ledger_ms >= 10);
+        let https = network_config.rpc_urls.iter().all(|url| url.scheme() == "https");
+        if network.is_mainnet() {
+            assert!(https && network_config.min_ledger_ms >= 4000, "{network}: a mainnet in plain text or too fast");
+        }
+    }
+    if config.transport == Transport::Remote && config.signer.can_pay() {
+        assert!(config.http.api_keys.is_some(), "paying for anybody");
+    }
+    for (network, of) in &config.networks {
+        assert_eq!(network.namespace(), "stellar");
+        assert!(!of.passphrase.is_empty() || network.reference() != "pubnet");
+    }
+    for limit in &config.limits {
+        assert!(config.networks.contains_key(&limit.unit.network), "a limit that would hold for nothing");
+    }
+}
+
+fn hides_secrets(shown: &str) {
+    for secret in [SEED, RING, DATABASE, "correct-horse", "not-to-be-shown", "0123456789abcdef0123456789abcdef"] {
+        assert!(!shown.contains(secret), "a secret of the environment is shown");
+    }
+}
+
+struct Environment {
+    secrets: bool,
+    database: bool,
+}
+
+impl Source for Environment {
+    fn env(&self, name: &str) -> Option<String> {
+        match name {
+            "HOME" => Some("/home/tollway".into()),
+            "STELLAR_SECRET_KEY" if self.secrets => Some(SEED.into()),
+            "MCP_SERVER_API_KEYS" if self.secrets => Some(KEYS.into()),
+            "MCP_SIGNER_AUTH_HEADER" if self.secrets => Some(HEADER.into()),
+            "TOLLWAY_KEY_RING" if self.secrets => Some(RING.into()),
+            "DATABASE_URL" if self.database => Some(DATABASE.into()),
+            "LEDGER_URL" if self.database => Some("sqlite:///var/lib/tollway/ledger.sqlite".into()),
+            _ => None,
+        }
+    }
+    fn read(&self, _path: &Path) -> std::io::Result<Zeroizing<Vec<u8>>> {
+        Err(std::io::ErrorKind::NotFound.into())
+    }
+    fn key_ring(&self, _path: &Path) -> Result<crate::seal::KeyRing, crate::seal::SealError> {
+        crate::seal::KeyRing::parse(RING)
+    }
+}
