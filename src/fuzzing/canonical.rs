@@ -71,7 +71,9 @@ fn same(a: &serde_json::Value, b: &serde_json::Value) -> bool {
     use serde_json::Value::{Array, Number, Object};
     match (a, b) {
         (Number(a), Number(b)) => match (a.as_f64(), b.as_f64()) {
-            (Some(a), Some(b)) => a == b || (a - b).abs() <= a.abs() * 4.0 * f64::EPSILON || a.abs() < f64::MIN_POSITIVE,
+            (Some(a), Some(b)) => {
+                a == b || (a - b).abs() <= a.abs() * 4.0 * f64::EPSILON || a.abs() < f64::MIN_POSITIVE
+            }
             _ => false,
         },
         (Array(a), Array(b)) => a.len() == b.len() && a.iter().zip(b).all(|(a, b)| same(a, b)),

@@ -21,9 +21,9 @@ pub fn run(data: &[u8]) {
     let environment = Environment { secrets: mode & 1 == 0, database: mode & 2 == 0 };
     for transport in [None, Some(Transport::Stdio), Some(Transport::Remote)] {
         match config::parse(text, transport, &environment) {
-            Ok(config) => accepted(&config),
+            Ok(config) => accepted(&config, text),
             Err(error) => {
-                hides_secrets(&format!("{error} {error:?}"));
+                hides_secrets(&format!("{error} {error:?}"), text);
                 assert!(!error.field.is_empty() && !error.problem.is_empty());
                 let sentence = error.to_string();
                 assert!(sentence.chars().count() <= MAX_WORDS + text.len(), "{} characters", sentence.len());
@@ -32,8 +32,8 @@ pub fn run(data: &[u8]) {
     }
 }
 
-fn accepted(config: &Config) {
-    hides_secrets(&format!("{config:?}"));
+fn accepted(config: &Config, text: &str) {
+    hides_secrets(&format!("{config:?}"), text);
     for network in config.payable.iter() {
         let network_config = &config.networks[network];
         assert!(network_config.enabled && !network_config.rpc_urls.is_empty() && config.signer.can_pay());
@@ -56,9 +56,10 @@ fn accepted(config: &Config) {
     }
 }
 
-fn hides_secrets(shown: &str) {
+/// What stands in the file itself is no secret of the environment's.
+fn hides_secrets(shown: &str, text: &str) {
     for secret in [SEED, RING, DATABASE, "correct-horse", "not-to-be-shown", "0123456789abcdef0123456789abcdef"] {
-        assert!(!shown.contains(secret), "a secret of the environment is shown");
+        assert!(text.contains(secret) || !shown.contains(secret), "a secret of the environment is shown");
     }
 }
 

@@ -11,7 +11,10 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use bytes::{Bytes, BytesMut};
-use http::header::{ACCEPT_ENCODING, CONTENT_ENCODING, HOST, HeaderValue, USER_AGENT};
+use http::header::{
+    ACCEPT_ENCODING, CONTENT_ENCODING, CONTENT_LENGTH, HOST, HeaderName, HeaderValue, TRANSFER_ENCODING, USER_AGENT,
+};
+use http::{HeaderMap, StatusCode};
 use http_body::Body as _;
 use http_body_util::Full;
 use hyper::body::Incoming;
@@ -117,9 +120,9 @@ impl Client {
         };
         let (sender, response) = self.exchange(&origin, request, deadline).await?;
         let (head, body) = response.into_parts();
-        if head.headers.get(CONTENT_ENCODING).is_some_and(|coding| !coding.as_bytes().eq_ignore_ascii_case(b"identity"))
-        {
-            return Err(HttpError::Unknown("the answer is encoded, which was not asked for".into()));
+        refuse_codings(&head.headers)?;
+        if head.status == StatusCode::SWITCHING_PROTOCOLS {
+            return Err(HttpError::Unknown("the answer switches protocols, which was not asked for".into()));
         }
         if body.size_hint().lower() > limits.max_response_bytes as u64 {
             return Err(HttpError::TooLarge(limits.max_response_bytes));
@@ -211,6 +214,21 @@ impl Client {
             }
         }
     }
+}
+
+/// Nothing but plain bytes was asked for, and a length that is said twice is a length that two readers take differently
+/// (RFC 9112, section 6.3).
+fn refuse_codings(headers: &HeaderMap) -> Result<(), HttpError> {
+    let only = |name: &HeaderName, word: &[u8]| {
+        headers.get_all(name).iter().all(|value| value.as_bytes().eq_ignore_ascii_case(word))
+    };
+    if !only(&CONTENT_ENCODING, b"identity") || !only(&TRANSFER_ENCODING, b"chunked") {
+        return Err(HttpError::Unknown("the answer is encoded, which was not asked for".into()));
+    }
+    if headers.contains_key(TRANSFER_ENCODING) && headers.contains_key(CONTENT_LENGTH) {
+        return Err(HttpError::Unknown("the answer says its length in two ways".into()));
+    }
+    Ok(())
 }
 
 /// Dropping a sender closes its connection.

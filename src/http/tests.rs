@@ -1,6 +1,8 @@
 //! The client against real sockets: where it goes, what it takes, and what it says of a request that got no answer.
 #![allow(clippy::disallowed_methods, reason = "tests run on the machine")]
 
+mod attack;
+
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
