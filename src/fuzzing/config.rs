@@ -7,6 +7,9 @@ use zeroize::Zeroizing;
 
 use super::MAX_WORDS;
 use crate::config::{self, Config, Source, Transport};
+use crate::mcp::StaticKeys;
+use crate::seal::{KeyRing, SealError};
+use crate::signer::keystore::{Keystore, KeystoreError, KeystoreKey, Seed};
 
 const SEED: &str = "SAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAHZA";
 const KEYS: &str = "one:0123456789abcdef0123456789abcdef,two:fedcba9876543210fedcba9876543210";
@@ -14,10 +17,15 @@ const RING: &str = "MDEyMzQ1Njc4OWFiY2RlZjAxMjM0NTY3ODlhYmNkZWY=";
 const DATABASE: &str = "postgres://tollway:correct-horse-battery@db.internal/tollway";
 const HEADER: &str = "Bearer not-to-be-shown-anywhere-0123456789";
 
-/// The first byte chooses the environment, the rest is the file.
+/// The first byte chooses the environment, the rest is the file; or `k` a keystore, `l` a list of keys.
 pub fn run(data: &[u8]) {
     let Some((&mode, text)) = data.split_first() else { return };
     let Ok(text) = std::str::from_utf8(text) else { return };
+    match mode {
+        b'k' => return keystore(text),
+        b'l' => return keys(text),
+        _ => {}
+    }
     let environment = Environment { secrets: mode & 1 == 0, database: mode & 2 == 0 };
     for transport in [None, Some(Transport::Stdio), Some(Transport::Remote)] {
         match config::parse(text, transport, &environment) {
@@ -29,6 +37,35 @@ pub fn run(data: &[u8]) {
                 assert!(sentence.chars().count() <= MAX_WORDS + text.len(), "{} characters", sentence.len());
             }
         }
+    }
+}
+
+fn keystore(text: &str) {
+    match Keystore::parse(text) {
+        Ok(keystore) => {
+            assert!(keystore.address().len() == 56 && keystore.address().starts_with('G'));
+            let key = KeystoreKey::parse(&"ab".repeat(32)).unwrap();
+            let opened = keystore.open(&key);
+            assert!(opened.is_err() || opened.is_ok_and(|seed| seed.address() == keystore.address()));
+        }
+        Err(error) => assert!(error.to_string().chars().count() <= 300, "{error}"),
+    }
+}
+
+/// Lists of keys in the environment: what is wrong with one is said without it.
+fn keys(text: &str) {
+    let shown = |error: String| {
+        let long = text.split([',', ':']).map(str::trim).filter(|part| part.len() >= 16);
+        assert!(long.into_iter().all(|part| !error.contains(part)), "a key is shown");
+    };
+    if let Err(error) = StaticKeys::parse(text) {
+        assert!(error.to_string().chars().count() <= 300);
+    }
+    if let Err(error) = KeyRing::parse(text) {
+        shown(error.to_string());
+    }
+    if let Err(error) = KeystoreKey::parse(text) {
+        shown(error.to_string());
     }
 }
 
@@ -75,6 +112,7 @@ impl Source for Environment {
             "STELLAR_SECRET_KEY" if self.secrets => Some(SEED.into()),
             "MCP_SERVER_API_KEYS" if self.secrets => Some(KEYS.into()),
             "MCP_SIGNER_AUTH_HEADER" if self.secrets => Some(HEADER.into()),
+            config::KEYSTORE_KEY_ENV if self.secrets => Some("ab".repeat(32)),
             "TOLLWAY_KEY_RING" if self.secrets => Some(RING.into()),
             "DATABASE_URL" if self.database => Some(DATABASE.into()),
             "LEDGER_URL" if self.database => Some("sqlite:///var/lib/tollway/ledger.sqlite".into()),
@@ -84,7 +122,12 @@ impl Source for Environment {
     fn read(&self, _path: &Path) -> std::io::Result<Zeroizing<Vec<u8>>> {
         Err(std::io::ErrorKind::NotFound.into())
     }
-    fn key_ring(&self, _path: &Path) -> Result<crate::seal::KeyRing, crate::seal::SealError> {
-        crate::seal::KeyRing::parse(RING)
+    fn key_ring(&self, _path: &Path) -> Result<KeyRing, SealError> {
+        KeyRing::parse(RING)
+    }
+    fn keystore(&self, _path: &Path) -> Result<Keystore, KeystoreError> {
+        let key = KeystoreKey::parse(&"ab".repeat(32)).unwrap();
+        let seed = Seed::parse(SEED).unwrap();
+        Ok(Keystore::seal(&crate::ports::machine::world().0, &seed, &key))
     }
 }
