@@ -11,7 +11,7 @@ use crate::mcp::StaticKeys;
 use crate::seal::{KeyRing, SealError};
 use crate::signer::keystore::{Keystore, KeystoreError, KeystoreKey, Seed};
 
-const SEED: &str = "SAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAHZA";
+const SEED: &str = "SADQOBYHA4DQOBYHA4DQOBYHA4DQOBYHA4DQOBYHA4DQOBYHA4DQP54X";
 const KEYS: &str = "one:0123456789abcdef0123456789abcdef,two:fedcba9876543210fedcba9876543210";
 const RING: &str = "MDEyMzQ1Njc4OWFiY2RlZjAxMjM0NTY3ODlhYmNkZWY=";
 const DATABASE: &str = "postgres://tollway:correct-horse-battery@db.internal/tollway";
