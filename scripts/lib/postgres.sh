@@ -1,5 +1,6 @@
 # A PostgreSQL server for tests: its own directory, a free port, loopback only, as an unprivileged user when root
-# starts it. Sourced by scripts/test; exports TOLLWAY_TEST_POSTGRES (a libpq connection string).
+# starts it. Sourced by scripts/test, or in a shell of yours (`. scripts/lib/postgres.sh && postgres_start`); exports
+# TOLLWAY_TEST_POSTGRES, its URL. It survives the death of a process, not of the machine (fsync is off).
 
 postgres_bin() {
   local candidate
@@ -31,7 +32,8 @@ postgres_start() {
   for attempt in 1 2 3 4 5; do
     port=$((20000 + (RANDOM % 20000)))
     if (cd "$pg_dir" && "${pg_as[@]}" "$pg_bin/pg_ctl" -D "$pg_dir/data" -w -t 30 -l "$pg_dir/log" \
-      -o "-p $port -c listen_addresses=127.0.0.1 -c unix_socket_directories=$pg_dir" start >/dev/null 2>&1); then
+      -o "-p $port -c listen_addresses=127.0.0.1 -c unix_socket_directories=$pg_dir -c max_connections=400 -c fsync=off" \
+      start >/dev/null 2>&1); then
       export TOLLWAY_TEST_POSTGRES="postgresql://tollway@127.0.0.1:$port/postgres"
       return 0
     fi

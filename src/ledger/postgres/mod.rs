@@ -4,10 +4,17 @@
 //! payment's row; whatever is read to decide is read by statements that begin after the locks are held. Unique indexes
 //! are the last word on keys, twins, nonces and transactions. `tollway_now()` in the database is the only clock.
 
+mod close;
 mod database;
 mod migrate;
-#[allow(dead_code)]
+mod operator;
+mod recover;
+mod reserve;
+mod rows;
+#[cfg(test)]
+mod tests;
 mod tx;
+mod windows;
 
 use std::fmt;
 use std::time::Duration;
@@ -21,7 +28,7 @@ use crate::seal::KeyRing;
 
 use database::Connector;
 pub use database::Database;
-use tx::{Fault, fault, unavailable};
+use tx::{Fault, unavailable};
 
 /// Callers that wait for a connection; one more is refused at once.
 const QUEUE: usize = 4_096;
@@ -32,7 +39,6 @@ const CONNECT: Duration = Duration::from_secs(5);
 pub struct PostgresLedger {
     pool: Pool,
     queue: Semaphore,
-    #[allow(dead_code)]
     world: World,
     ring: Option<KeyRing>,
     options: Options,
@@ -116,7 +122,6 @@ impl PostgresLedger {
         Ok((migrate::version(&client).await.map_err(ended)?, migrate::newest()))
     }
 
-    #[allow(dead_code)]
     fn open_sealed(&self, context: &str, sealed: &[u8]) -> Option<Vec<u8>> {
         let opened = self.ring.as_ref()?.open(context, sealed);
         opened.inspect_err(|error| tracing::warn!(%error, "a stored body could not be opened")).ok()
@@ -151,112 +156,109 @@ fn ended(fault: Fault) -> LedgerError {
     }
 }
 
-#[allow(dead_code)]
 fn outcome_context(id: PaymentId) -> String {
     format!("outcome:{}", id.to_hex())
 }
 
-#[allow(dead_code)]
 fn payload_context(id: PaymentId) -> String {
     format!("payload:{}", id.to_hex())
 }
 
-#[allow(unused_variables)]
 impl Ledger for PostgresLedger {
     fn lookup<'a>(&'a self, agent: &'a AgentId, by: By<'a>) -> LedgerResult<'a, Option<Payment>> {
-        Box::pin(async { Err(LedgerError::Unavailable("not in this version".to_owned())) })
+        Box::pin(self.do_lookup(agent, by))
     }
     fn decide<'a>(&'a self, intent: &'a Intent) -> LedgerResult<'a, Decision> {
-        Box::pin(async { Err(LedgerError::Unavailable("not in this version".to_owned())) })
+        Box::pin(self.do_decide(intent))
     }
     fn store_payload<'a>(&'a self, id: PaymentId, lease: &'a Lease, payload: &'a [u8]) -> LedgerResult<'a, bool> {
-        Box::pin(async { Err(LedgerError::Unavailable("not in this version".to_owned())) })
+        Box::pin(self.do_store_payload(id, lease, payload))
     }
     fn payload(&self, id: PaymentId) -> LedgerResult<'_, Option<Vec<u8>>> {
-        Box::pin(async { Err(LedgerError::Unavailable("not in this version".to_owned())) })
+        Box::pin(self.do_payload(id))
     }
     fn settle<'a>(&'a self, request: SettleRequest<'a>) -> LedgerResult<'a, SettleOutcome> {
-        Box::pin(async { Err(LedgerError::Unavailable("not in this version".to_owned())) })
+        Box::pin(self.do_settle(request))
     }
     fn in_doubt<'a>(&'a self, id: PaymentId, lease: &'a Lease, reason: Reason) -> LedgerResult<'a, bool> {
-        Box::pin(async { Err(LedgerError::Unavailable("not in this version".to_owned())) })
+        Box::pin(self.do_in_doubt(id, lease, reason))
     }
     fn release<'a>(&'a self, id: PaymentId, lease: &'a Lease, reason: Reason) -> LedgerResult<'a, bool> {
-        Box::pin(async { Err(LedgerError::Unavailable("not in this version".to_owned())) })
+        Box::pin(self.do_release(id, lease, reason))
     }
     fn take_recovery(&self, id: PaymentId, lease_ms: u64) -> LedgerResult<'_, Recovery> {
-        Box::pin(async { Err(LedgerError::Unavailable("not in this version".to_owned())) })
+        Box::pin(self.do_take_recovery(id, lease_ms))
     }
     fn end_recovery<'a>(&'a self, id: PaymentId, lease: &'a Lease, reason: Option<Reason>) -> LedgerResult<'a, bool> {
-        Box::pin(async { Err(LedgerError::Unavailable("not in this version".to_owned())) })
+        Box::pin(self.do_end_recovery(id, lease, reason))
     }
     fn take_due(&self, limit: u32, lease_ms: u64) -> LedgerResult<'_, Vec<(Payment, Lease)>> {
-        Box::pin(async { Err(LedgerError::Unavailable("not in this version".to_owned())) })
+        Box::pin(self.do_take_due(limit, lease_ms))
     }
     fn look_again<'a>(&'a self, id: PaymentId, lease: &'a Lease, due_ms: u64) -> LedgerResult<'a, bool> {
-        Box::pin(async { Err(LedgerError::Unavailable("not in this version".to_owned())) })
+        Box::pin(self.do_look_again(id, lease, due_ms))
     }
     fn expire<'a>(&'a self, id: PaymentId, lease: &'a Lease, reason: Reason) -> LedgerResult<'a, bool> {
-        Box::pin(async { Err(LedgerError::Unavailable("not in this version".to_owned())) })
+        Box::pin(self.do_expire(id, lease, reason))
     }
     fn tidy(&self) -> LedgerResult<'_, Tidied> {
-        Box::pin(async { Err(LedgerError::Unavailable("not in this version".to_owned())) })
+        Box::pin(self.do_tidy())
     }
     fn open_rows(&self) -> LedgerResult<'_, OpenRows> {
-        Box::pin(async { Err(LedgerError::Unavailable("not in this version".to_owned())) })
+        Box::pin(self.do_open_rows())
     }
     fn now_ms(&self) -> LedgerResult<'_, u64> {
-        Box::pin(async { Err(LedgerError::Unavailable("not in this version".to_owned())) })
+        Box::pin(self.do_now_ms())
     }
     fn resolve<'a>(&'a self, resolution: Resolution<'a>) -> LedgerResult<'a, Resolved> {
-        Box::pin(async { Err(LedgerError::Unavailable("not in this version".to_owned())) })
+        Box::pin(self.do_resolve(resolution))
     }
     fn answered(&self, id: PaymentId) -> LedgerResult<'_, ()> {
-        Box::pin(async { Err(LedgerError::Unavailable("not in this version".to_owned())) })
+        Box::pin(self.do_answered(id))
     }
     fn outcome(&self, id: PaymentId) -> LedgerResult<'_, Option<Vec<u8>>> {
-        Box::pin(async { Err(LedgerError::Unavailable("not in this version".to_owned())) })
+        Box::pin(self.do_outcome(id))
     }
     fn budget<'a>(&'a self, agent: &'a AgentId, session: Option<&'a str>) -> LedgerResult<'a, Vec<BudgetLine>> {
-        Box::pin(async { Err(LedgerError::Unavailable("not in this version".to_owned())) })
+        Box::pin(self.do_budget(agent, session))
     }
     fn replace_limits<'a>(&'a self, source: &'a str, limits: &'a [Limit]) -> LedgerResult<'a, ()> {
-        Box::pin(async { Err(LedgerError::Unavailable("not in this version".to_owned())) })
+        Box::pin(self.do_replace_limits(source, limits))
     }
     fn limits(&self) -> LedgerResult<'_, Vec<Limit>> {
-        Box::pin(async { Err(LedgerError::Unavailable("not in this version".to_owned())) })
+        Box::pin(self.do_limits())
     }
     fn set_limit<'a>(&'a self, limit: &'a Limit) -> LedgerResult<'a, ()> {
-        Box::pin(async { Err(LedgerError::Unavailable("not in this version".to_owned())) })
+        Box::pin(self.do_set_limit(limit))
     }
     fn suspend<'a>(&'a self, subject: &'a Subject, unit: Option<&'a Unit>) -> LedgerResult<'a, ()> {
-        Box::pin(async { Err(LedgerError::Unavailable("not in this version".to_owned())) })
+        Box::pin(self.do_suspend(subject, unit))
     }
     fn resume<'a>(&'a self, subject: &'a Subject, unit: Option<&'a Unit>) -> LedgerResult<'a, bool> {
-        Box::pin(async { Err(LedgerError::Unavailable("not in this version".to_owned())) })
+        Box::pin(self.do_resume(subject, unit))
     }
     fn stopped(&self) -> LedgerResult<'_, Vec<Subject>> {
-        Box::pin(async { Err(LedgerError::Unavailable("not in this version".to_owned())) })
+        Box::pin(self.do_stopped())
     }
     fn signable<'a>(&'a self, subject: &'a Subject, unit: Option<&'a Unit>) -> LedgerResult<'a, u64> {
-        Box::pin(async { Err(LedgerError::Unavailable("not in this version".to_owned())) })
+        Box::pin(self.do_signable(subject, unit))
     }
     fn list<'a>(&'a self, filter: &'a Filter) -> LedgerResult<'a, Vec<Payment>> {
-        Box::pin(async { Err(LedgerError::Unavailable("not in this version".to_owned())) })
+        Box::pin(self.do_list(filter))
     }
     fn show<'a>(&'a self, id: &'a str) -> LedgerResult<'a, Option<(Payment, Vec<Event>)>> {
-        Box::pin(async { Err(LedgerError::Unavailable("not in this version".to_owned())) })
+        Box::pin(self.do_show(id))
     }
     fn audit(&self) -> LedgerResult<'_, Audit> {
-        Box::pin(async { Err(LedgerError::Unavailable("not in this version".to_owned())) })
+        Box::pin(self.do_audit())
     }
     fn end_session<'a>(&'a self, session: &'a str, expires_ms: u64) -> LedgerResult<'a, ()> {
-        Box::pin(async { Err(LedgerError::Unavailable("not in this version".to_owned())) })
+        Box::pin(self.do_end_session(session, expires_ms))
     }
     fn session_ended<'a>(&'a self, session: &'a str) -> LedgerResult<'a, bool> {
-        Box::pin(async { Err(LedgerError::Unavailable("not in this version".to_owned())) })
+        Box::pin(self.do_session_ended(session))
     }
     fn ping(&self) -> LedgerResult<'_, ()> {
-        Box::pin(async { Err(LedgerError::Unavailable("not in this version".to_owned())) })
+        Box::pin(self.do_ping())
     }
 }

@@ -10,7 +10,7 @@ use deadpool_postgres::{Object, PoolError};
 use tokio::time::Instant;
 use tokio_postgres::error::{Severity, SqlState};
 use tokio_postgres::types::{ToSql, Type};
-use tokio_postgres::{Row, SimpleQueryMessage};
+use tokio_postgres::{Row, RowStream, SimpleQueryMessage};
 
 use super::PostgresLedger;
 use crate::ledger::LedgerError;
@@ -24,12 +24,30 @@ const UNKNOWN: Duration = Duration::from_secs(10);
 
 pub(super) type Param<'a> = (&'a (dyn ToSql + Sync), Type);
 
-/// What holds `suspend` off: it takes this lock exclusively, so it returns when no earlier decision is under way.
+/// The advisory lock that a transaction takes before anything else.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Gate {
     None,
+    /// Of a decision: `suspend` waits until it is over.
     Shared,
+    /// Of `suspend`: it returns when no earlier decision is under way.
     Exclusive,
+    /// Of a change of limits: one at a time, so that none is made upon rows that another is replacing.
+    Limits,
+}
+
+impl Gate {
+    /// One lock per schema: two Tollways in one database do not wait for each other.
+    fn sql(self) -> &'static str {
+        match self {
+            Gate::None => "",
+            Gate::Shared => {
+                "SELECT pg_advisory_xact_lock_shared(hashtext('tollway gate'), hashtext(current_schema()));"
+            }
+            Gate::Exclusive => "SELECT pg_advisory_xact_lock(hashtext('tollway gate'), hashtext(current_schema()));",
+            Gate::Limits => "SELECT pg_advisory_xact_lock(hashtext('tollway limits'), hashtext(current_schema()));",
+        }
+    }
 }
 
 /// An open transaction. Dropped without [`Tx::commit`] it is rolled back.
@@ -49,20 +67,12 @@ const NOW: &str =
 impl PostgresLedger {
     pub(super) async fn begin(&self, gate: Gate) -> Result<Tx, Fault> {
         let (lock, statement) = (self.options.lock_timeout, self.options.statement_timeout);
-        let (lock, statement, gate) = match gate {
-            Gate::None => (lock, statement, ""),
-            Gate::Shared => (
-                lock,
-                statement,
-                "SELECT pg_advisory_xact_lock_shared(hashtext('tollway gate'), hashtext(current_schema()));",
-            ),
-            // Longer than the longest transaction that holds it.
-            Gate::Exclusive => (
-                statement * 2,
-                statement * 2,
-                "SELECT pg_advisory_xact_lock(hashtext('tollway gate'), hashtext(current_schema()));",
-            ),
+        let (lock, statement) = match gate {
+            // Longer than any transaction that it waits for.
+            Gate::Exclusive => (statement * 3, statement * 3),
+            Gate::None | Gate::Shared | Gate::Limits => (lock, statement),
         };
+        let gate = gate.sql();
         let begin = format!(
             "BEGIN ISOLATION LEVEL READ COMMITTED; SET LOCAL lock_timeout = {}; SET LOCAL statement_timeout = {}; \
              SET LOCAL idle_in_transaction_session_timeout = {}; {gate} {NOW}",
@@ -133,6 +143,12 @@ impl Tx {
             0 | 1 => Ok(rows.pop()),
             n => Err(LedgerError::Inconsistent(format!("{n} rows where one was asked for")).into()),
         }
+    }
+
+    /// Row by row.
+    pub async fn stream(&self, sql: &str) -> Result<RowStream, Fault> {
+        let none: [Param<'_>; 0] = [];
+        self.within(self.client()?.query_typed_raw(sql, none)).await
     }
 
     /// How many rows it touched.
@@ -291,7 +307,7 @@ impl Attempts {
         if let Some(until) = self.unknown_until {
             // The old session may still be at it: its locks, or their timeout, make this one wait.
             let error = match fault {
-                Fault::Final(error @ (LedgerError::Inconsistent(_))) => return Err(error),
+                Fault::Final(error @ LedgerError::Inconsistent(_)) => return Err(error),
                 Fault::Final(error) | Fault::Again(error) | Fault::NoConnection(error) | Fault::Unknown(error) => error,
                 Fault::Unique(_) => LedgerError::Busy,
             };
@@ -326,5 +342,4 @@ macro_rules! attempts {
         }
     }};
 }
-#[allow(unused_imports)]
 pub(super) use attempts;
