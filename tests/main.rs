@@ -15,6 +15,8 @@ mod stellar;
 mod outcomes;
 #[cfg(feature = "sandbox")]
 mod pay;
+#[cfg(feature = "roles")]
+mod postgres;
 #[cfg(feature = "sandbox")]
 mod witness;
 #[cfg(feature = "sandbox")]

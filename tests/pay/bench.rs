@@ -34,6 +34,7 @@ use tollway::sandbox::chain::Account;
 use tollway::signer::Signer;
 use tollway::upstream::{Settings as UpstreamSettings, Upstream};
 
+use super::Place;
 use super::faulty::Faulty;
 use super::server::{Reply, Request, Server};
 
@@ -86,7 +87,7 @@ pub struct Bench {
     ahead: Arc<AtomicU64>,
     tasks: Arc<Tasks>,
     settings: Settings,
-    dir: tempfile::TempDir,
+    place: Place,
 }
 
 /// What differs from the usual bench.
@@ -364,8 +365,8 @@ impl Bench {
         };
         let signer = signer(&world).await;
         let tasks = Arc::new(Tasks { drop_all: change.drop_tasks, handles: Mutex::default() });
-        let dir = tempfile::tempdir().unwrap();
-        let ledger = Arc::new(Faulty::open(&world, dir.path()).await);
+        let place = Place::new().await;
+        let ledger = Arc::new(Faulty::open(&world, &place).await);
         if let Some(limit) = &change.limit {
             ledger.replace_limits("file", std::slice::from_ref(limit)).await.unwrap();
         }
@@ -385,7 +386,7 @@ impl Bench {
             ahead,
             tasks,
             settings: change.settings,
-            dir,
+            place,
         };
         bench.build(paying, change.allow_local);
         bench
@@ -435,7 +436,7 @@ impl Bench {
     pub async fn restart(&mut self, change: Change) {
         self.kill();
         let world = shifted(&self.ahead);
-        self.ledger = Arc::new(Faulty::open(&world, self.dir.path()).await);
+        self.ledger = Arc::new(Faulty::open(&world, &self.place).await);
         self.settings = change.settings;
         let signer = Signer::external(self.signer.url("").parse().unwrap(), None, client(&world)).unwrap();
         self.build(signer, change.allow_local);
@@ -443,6 +444,7 @@ impl Bench {
 
     /// The clock moves on, the chain stays where it is: leases run out.
     pub fn later(&self, by: Duration) {
+        self.place.later(by);
         self.ahead.fetch_add(u64::try_from(by.as_millis()).unwrap(), Ordering::SeqCst);
     }
 

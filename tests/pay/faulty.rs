@@ -1,7 +1,6 @@
 //! The real ledger, with faults between it and the story: an answer that is lost, a row that somebody else closes, a
 //! moment to act in.
 
-use std::path::Path;
 use std::sync::{Arc, Mutex};
 
 use tollway::ledger::{
@@ -10,6 +9,8 @@ use tollway::ledger::{
 };
 use tollway::money::{AgentId, Amount, PaymentId, Unit};
 use tollway::ports::World;
+
+use super::Place;
 
 /// What goes wrong; each happens once.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -50,9 +51,9 @@ pub struct Faulty {
 }
 
 impl Faulty {
-    pub async fn open(world: &World, dir: &Path) -> Faulty {
+    pub async fn open(world: &World, place: &Place) -> Faulty {
         Faulty {
-            real: super::open_ledger(world, dir).await,
+            real: place.open(world).await,
             faults: Mutex::default(),
             after_reserve: Mutex::default(),
             lease: Mutex::default(),

@@ -11,15 +11,48 @@ pub mod reserve;
 pub mod server;
 mod tools;
 
-use std::path::Path;
 use std::sync::Arc;
 
-use tollway::ledger::{Ledger, SqliteLedger};
+use tollway::ledger::postgres::Options;
+use tollway::ledger::{Ledger, PostgresLedger, SqliteLedger};
 use tollway::ports::World;
 use tollway::seal::KeyRing;
 
-async fn open_ledger(world: &World, dir: &Path) -> Arc<dyn Ledger> {
-    // Every process over one file has one ring.
-    let ring = KeyRing::new(vec![vec![7; 32]]).unwrap();
-    Arc::new(SqliteLedger::open(&dir.join("ledger.sqlite"), world.clone(), Some(ring)).await.unwrap())
+use crate::postgres::Schema;
+
+/// Where a bench keeps its ledger: a directory, and with `TOLLWAY_TEST_STORE=postgres` a schema of its own on the test
+/// server. Every story here is played on both stores.
+pub struct Place {
+    dir: tempfile::TempDir,
+    schema: Option<Schema>,
+}
+
+impl Place {
+    pub async fn new() -> Place {
+        let on_postgres = std::env::var("TOLLWAY_TEST_STORE").is_ok_and(|store| store == "postgres");
+        let schema = if on_postgres { Some(Schema::migrated().await) } else { None };
+        Place { dir: tempfile::tempdir().unwrap(), schema }
+    }
+
+    /// The database's clock goes on as the bench's does; SQLite's is the process's.
+    pub fn later(&self, by: std::time::Duration) {
+        if let Some(schema) = &self.schema {
+            schema.later(by);
+        }
+    }
+
+    /// One process's view of it. Every process over one ledger has one ring.
+    pub async fn open(&self, world: &World) -> Arc<dyn Ledger> {
+        let (world, ring) = (world.clone(), KeyRing::new(vec![vec![7; 32]]).unwrap());
+        match &self.schema {
+            None => {
+                let file = self.dir.path().join("ledger.sqlite");
+                Arc::new(SqliteLedger::open(&file, world, Some(ring)).await.unwrap())
+            }
+            Some(schema) => {
+                let options = Options { pool_size: 4, ..Options::default() };
+                Arc::new(PostgresLedger::connect(&schema.database(), world, Some(ring), options).await.unwrap())
+            }
+        }
+    }
 }

@@ -162,6 +162,7 @@ impl PostgresLedger {
         attempts!(tries = repeatable, async {
             let tx = self.begin(Gate::None).await?;
             let row = tx.row(sql, &[text(&id.to_hex()), int(&signed(tx.now))]).await?;
+            tx.commit().await?;
             Ok::<_, Fault>(row.as_ref().map(|row| rows::get(row, "body")).transpose()?)
         })
     }

@@ -63,6 +63,7 @@ impl PostgresLedger {
                 resets_at_ms: clock::next_midnight(tx.now),
             });
         }
+        tx.commit().await?;
         Ok(lines)
     }
 
@@ -104,6 +105,7 @@ impl PostgresLedger {
         attempts!(tries = repeatable, async {
             let tx = self.begin(Gate::None).await?;
             let found = tx.rows(&sql, &[]).await?;
+            tx.commit().await?;
             Ok::<_, Fault>(found.iter().map(rows::limit).collect::<Result<_, _>>()?)
         })
     }
@@ -191,6 +193,7 @@ impl PostgresLedger {
                     &[int(&signed(tx.now)), text(&agent), text(&network), text(&asset)],
                 )
                 .await?;
+            tx.commit().await?;
             Ok::<_, Fault>(row.as_ref().map_or(Ok(0), |row| unsigned(get(row, "signable")?))?)
         })
     }
@@ -212,6 +215,7 @@ impl PostgresLedger {
                     ],
                 )
                 .await?;
+            tx.commit().await?;
             Ok::<_, Fault>(found.iter().map(rows::payment).collect::<Result<_, _>>()?)
         })
     }
@@ -228,10 +232,14 @@ impl PostgresLedger {
         let tx = self.snapshot(self.options.statement_timeout).await?;
         let sql = select_payments!("WHERE p.payment_identifier >= $2 AND p.payment_identifier < $3 LIMIT 2");
         let found = tx.rows(sql, &[int(&signed(tx.now)), text(&id), text(&format!("{id}g"))]).await?;
-        let [row] = &found[..] else { return Ok(None) };
+        let [row] = &found[..] else {
+            tx.commit().await?;
+            return Ok(None);
+        };
         let payment = rows::payment(row)?;
         let sql = format!("SELECT {EVENT} FROM payment_events WHERE payment_identifier = $1 ORDER BY id");
         let events = tx.rows(&sql, &[text(&payment.payment_id.to_hex())]).await?;
+        tx.commit().await?;
         let events = events.iter().map(rows::event).collect::<Result<_, _>>()?;
         Ok(Some((payment, events)))
     }
@@ -265,6 +273,7 @@ impl PostgresLedger {
         while let Some(row) = found.try_next().await.map_err(super::tx::fault)? {
             audit.window(rows::window(&row));
         }
+        tx.commit().await?;
         Ok(audit.finish())
     }
 
@@ -283,12 +292,18 @@ impl PostgresLedger {
         attempts!(tries = repeatable, async {
             let tx = self.begin(Gate::None).await?;
             let row = tx.row("SELECT 1 AS ended FROM sessions_ended WHERE session = $1", &[bytes(&digest)]).await?;
+            tx.commit().await?;
             Ok::<_, Fault>(row.is_some())
         })
     }
 
     pub(super) async fn do_now_ms(&self) -> Result<u64, LedgerError> {
-        attempts!(tries = repeatable, async { Ok::<_, Fault>(self.begin(Gate::None).await?.now) })
+        attempts!(tries = repeatable, async {
+            let tx = self.begin(Gate::None).await?;
+            let now = tx.now;
+            tx.commit().await?;
+            Ok::<_, Fault>(now)
+        })
     }
 
     /// Of a standby, or a database that was made read-only, everything can be read and nothing written.

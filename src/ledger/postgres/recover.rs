@@ -295,6 +295,7 @@ impl PostgresLedger {
             let sql = "SELECT count(*) AS open, min(created) AS oldest FROM payments \
                 WHERE state IN ('reserved', 'in_doubt')";
             let row = tx.row(sql, &[]).await?;
+            tx.commit().await?;
             let Some(row) = row else { return Ok(OpenRows::default()) };
             let oldest: Option<i64> = get(&row, "oldest")?;
             let count = unsigned(get(&row, "open")?)?;

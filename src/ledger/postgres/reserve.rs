@@ -34,7 +34,7 @@ impl PostgresLedger {
         };
         let found = match found {
             Some(row) => Some(unless_expired(&tx, row).await?),
-            None => return Ok(None),
+            None => None,
         };
         tx.commit().await?;
         Ok(found)
@@ -70,9 +70,11 @@ impl PostgresLedger {
         let locked = windows::lock(&tx, &keys).await?;
         tx.look_at_the_clock().await?;
         if clock::day(tx.now) != day {
+            tx.commit().await?;
             return Ok(Decided::Midnight);
         }
         if may_be_done && let Some(lease) = mine(&tx, intent.payment_id, token).await? {
+            tx.commit().await?;
             return Ok(Decided::Done(Decision::Fresh(lease)));
         }
         if let Some(duplicate) = duplicate(&tx, intent).await? {
@@ -83,9 +85,11 @@ impl PostgresLedger {
         let ask = Ask { amount: quote.amount(), max: quote.max_amount, account_ceiling: intent.account_ceiling };
         let used = used(&keys, &locked);
         if let Some(refused) = refusal(&ask, &limits, &used, clock::next_midnight(tx.now))? {
+            tx.commit().await?;
             return Ok(Decided::Done(refused));
         }
         if locked.len() < keys.len() {
+            tx.commit().await?;
             return Ok(Decided::Windows(keys));
         }
         let lease = Lease {

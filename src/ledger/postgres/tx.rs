@@ -89,7 +89,7 @@ impl PostgresLedger {
             "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY; SET LOCAL statement_timeout = {}; \
              SET LOCAL idle_in_transaction_session_timeout = {}; {NOW}",
             long.as_millis(),
-            long.as_millis()
+            IDLE.as_millis()
         );
         self.begin_with(&begin, long).await
     }
@@ -172,7 +172,8 @@ impl Tx {
         Ok(())
     }
 
-    /// From the moment when COMMIT may have been sent, only its answer tells whether it took effect.
+    /// Also the end of a transaction that only read. From the moment when COMMIT may have been sent, only its answer
+    /// tells whether it took effect.
     pub async fn commit(mut self) -> Result<(), Fault> {
         let client = self.client.take().ok_or_else(no_time)?;
         let unknown =

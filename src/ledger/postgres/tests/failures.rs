@@ -159,8 +159,8 @@ async fn a_commit_without_an_answer_is_found_out() {
         let due = ledger.take_due(10, LEASE_MS).await.unwrap();
         let [(payment, lease)] = &due[..] else { panic!("{cut:?}: {due:?}") };
         assert_eq!(payment.payment_id, id(recovered));
-        broken();
         let now = ledger.now_ms().await.unwrap();
+        broken();
         assert!(ledger.look_again(id(recovered), lease, now).await.unwrap(), "{cut:?}");
         let due = ledger.take_due(10, LEASE_MS).await.unwrap();
         broken();

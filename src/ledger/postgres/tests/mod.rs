@@ -113,7 +113,7 @@ impl Drop for Schema {
     fn drop(&mut self) {
         let (name, server) = (self.name.clone(), server_url());
         elsewhere(async move {
-            let _ = sql_at(&server, &format!("DROP SCHEMA {name} CASCADE")).await;
+            let _ = sql_at(&server, &format!("SET lock_timeout = '5s'; DROP SCHEMA {name} CASCADE")).await;
         });
     }
 }

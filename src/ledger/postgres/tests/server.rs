@@ -105,7 +105,7 @@ fn unprivileged() -> Option<(u32, u32)> {
 /// was told holds: what was said to be reserved is, once, and the counters equal the rows.
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn what_was_answered_before_a_restart_holds_after_it() {
-    let server = Server::start("").up();
+    let server = Arc::new(Server::start("").up());
     let database = Database::parse(&server.url(), None).unwrap();
     PostgresLedger::migrate(&database).await.unwrap();
     let ledger = PostgresLedger::connect(&database, world(), Some(ring(1)), options()).await.unwrap();
@@ -143,7 +143,8 @@ async fn what_was_answered_before_a_restart_holds_after_it() {
     let killer = async {
         for _ in 0..3 {
             tokio::time::sleep(Duration::from_millis(400)).await;
-            elsewhere(async { server.restart() });
+            let server = server.clone();
+            tokio::task::spawn_blocking(move || server.restart()).await.unwrap();
         }
         tokio::time::sleep(Duration::from_millis(400)).await;
         stopped.store(true, std::sync::atomic::Ordering::SeqCst);
