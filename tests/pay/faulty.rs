@@ -52,8 +52,12 @@ pub struct Faulty {
 
 impl Faulty {
     pub async fn open(world: &World, place: &Place) -> Faulty {
+        Faulty::over(place.open(world).await)
+    }
+
+    pub fn over(real: Arc<dyn Ledger>) -> Faulty {
         Faulty {
-            real: place.open(world).await,
+            real,
             faults: Mutex::default(),
             after_reserve: Mutex::default(),
             lease: Mutex::default(),

@@ -11,6 +11,7 @@ pub mod reserve;
 pub mod server;
 mod tools;
 
+use std::path::Path;
 use std::sync::Arc;
 
 use tollway::ledger::postgres::Options;
@@ -41,18 +42,20 @@ impl Place {
         }
     }
 
-    /// One process's view of it. Every process over one ledger has one ring.
+    /// One process's view of it.
     pub async fn open(&self, world: &World) -> Arc<dyn Ledger> {
-        let (world, ring) = (world.clone(), KeyRing::new(vec![vec![7; 32]]).unwrap());
-        match &self.schema {
-            None => {
-                let file = self.dir.path().join("ledger.sqlite");
-                Arc::new(SqliteLedger::open(&file, world, Some(ring)).await.unwrap())
-            }
-            Some(schema) => {
-                let options = Options { pool_size: 4, ..Options::default() };
-                Arc::new(PostgresLedger::connect(&schema.database(), world, Some(ring), options).await.unwrap())
-            }
-        }
+        let Some(schema) = &self.schema else { return sqlite(world, self.dir.path()).await };
+        let options = Options { pool_size: 4, ..Options::default() };
+        let ledger = PostgresLedger::connect(&schema.database(), world.clone(), Some(ring()), options).await;
+        Arc::new(ledger.unwrap())
     }
+}
+
+pub async fn sqlite(world: &World, dir: &Path) -> Arc<dyn Ledger> {
+    Arc::new(SqliteLedger::open(&dir.join("ledger.sqlite"), world.clone(), Some(ring())).await.unwrap())
+}
+
+/// Every process over one ledger has one ring.
+fn ring() -> KeyRing {
+    KeyRing::new(vec![vec![7; 32]]).unwrap()
 }

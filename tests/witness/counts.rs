@@ -37,7 +37,7 @@ impl Agent {
     async fn start(sandbox: &Running, world: &World) -> Agent {
         let dir = sandbox.dir().join("counted");
         std::fs::create_dir(&dir).unwrap();
-        let ledger = Arc::new(Faulty::open(world, &dir).await);
+        let ledger = Arc::new(Faulty::over(crate::pay::sqlite(world, &dir).await));
         let network: Network = NETWORK.parse().unwrap();
         let limit = Limit {
             subject: Subject::EachAgent,
