@@ -23,3 +23,5 @@ mod witness;
 mod secrets;
 #[cfg(feature = "sandbox")]
 mod sweep;
+#[cfg(feature = "sandbox")]
+mod hostile;

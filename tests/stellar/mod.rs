@@ -3,7 +3,7 @@
 
 mod clock;
 mod nonce;
-mod prepare;
+pub mod prepare;
 
 use std::pin::pin;
 use std::sync::{Arc, Mutex};

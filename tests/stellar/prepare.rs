@@ -160,12 +160,11 @@ fn is(topic: Option<&ScVal>, word: &str) -> bool {
     matches!(topic, Some(ScVal::Symbol(name)) if name.0.as_slice() == word.as_bytes())
 }
 
-/// The field's own client signs what a simulation returns, and lost money to a node that rewrote it (`chains.md`
-/// pitfall 7). Here there is nothing of the node's to sign, and a node that tries is told from an honest one.
-#[tokio::test]
-async fn a_node_that_answers_with_another_payment_is_lying_and_nothing_leaves() {
-    type Lie = fn(&Account, &mut Value);
-    let lies: [(&str, Lie); 10] = [
+pub type Lie = fn(&Account, &mut Value);
+
+/// What a lying node makes of its honest answer.
+pub fn lies() -> [(&'static str, Lie); 10] {
+    [
         ("recipient", |thief, a| {
             let mut entry = entry_of(a);
             args(&mut entry, |list| list[1] = ScVal::Address(thief.address().parse().unwrap()));
@@ -239,8 +238,14 @@ async fn a_node_that_answers_with_another_payment_is_lying_and_nothing_leaves() 
             with_entry(a, &entry);
             a["result"]["error"] = json!("HostError: Error(Auth, InvalidAction)");
         }),
-    ];
-    for (what, lie) in lies {
+    ]
+}
+
+/// The field's own client signs what a simulation returns, and lost money to a node that rewrote it (`chains.md`
+/// pitfall 7). Here there is nothing of the node's to sign, and a node that tries is told from an honest one.
+#[tokio::test]
+async fn a_node_that_answers_with_another_payment_is_lying_and_nothing_leaves() {
+    for (what, lie) in lies() {
         let local = local();
         let thief = local.thief.clone();
         let asked = Asked::default();
