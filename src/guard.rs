@@ -40,6 +40,11 @@ impl Call {
         let reference = json::raw(&self.reference.to_string());
         Ok(Sha256::digest(format!("{{\"arguments\":{arguments},\"ref\":{}}}", reference.get())).into())
     }
+
+    /// To a seller's `input_required`.
+    pub fn brings_answers(&self) -> bool {
+        self.input_responses.is_some() || self.request_state.is_some()
+    }
 }
 
 /// What the operator allows.

@@ -74,6 +74,12 @@ impl Payer {
         if let Some(outcome) = self.courier.by_key(&call, &hash, &progress).await? {
             return Ok(outcome);
         }
+        // Answers to a seller's question belong to the payment that was asked, whatever the seller says without it.
+        if call.brings_answers()
+            && let Some(outcome) = self.courier.by_twin(&call, &hash, &progress).await?
+        {
+            return Ok(outcome);
+        }
         let ready = match self.ready(&call, hash).await {
             Ok(ready) => ready,
             Err(Stop::Answer(outcome)) => return Ok(outcome),

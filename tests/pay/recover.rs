@@ -281,12 +281,15 @@ pub async fn a_question_without_a_receipt_goes_on_with_the_same_bytes() {
         bench.says(|s| s.paid_next = [result(&asks("one")), result(&asks("two")), Reply::Cut].into());
         let first = bench.call(call.clone()).await;
         assert_eq!(first["inputRequired"]["requestState"], "one");
+        // Asked without the payment it knows nothing of the question.
+        bench.says(|s| s.unpaid = Some(bench::rpc_error(-32602, "unknown requestState")));
         let second = bench.call(rounds(&call, "one")).await;
         assert_eq!((&second["inputRequired"]["requestState"], &second["receipt"]), (&json!("two"), &json!(null)));
         assert_eq!(second["paymentIdentifier"], first["paymentIdentifier"]);
         assert_eq!(bench.state(&second).await, ("InDoubt".into(), "input_required".into()));
         assert_eq!(said(&bench.call(rounds(&call, "two")).await).1, "no_answer");
         // A call that brings none of its own goes on with those that were sent last.
+        bench.says(|s| s.unpaid = None);
         let last = bench.call(call.clone()).await;
         assert_eq!((&last["content"], &last["receipt"]["status"]), (&output()["content"], &json!("settled")));
         assert_eq!(bench.call(rounds(&call, "two")).await, last);

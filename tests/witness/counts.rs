@@ -28,14 +28,16 @@ use super::{every_transfer_has_its_row, fast};
 use crate::pay::faulty::{Fault, Faulty};
 
 /// An agent server against the sandbox's parts, with a ledger that counts.
-struct Agent {
-    tools: AgentTools,
-    ledger: Arc<Faulty>,
+pub struct Agent {
+    pub tools: AgentTools,
+    pub ledger: Arc<Faulty>,
+    pub chain: Arc<Stellar>,
 }
 
 impl Agent {
-    async fn start(sandbox: &Running, world: &World) -> Agent {
-        let dir = sandbox.dir().join("counted");
+    /// Its ledger is in `name`; `dialing` is the way to sellers.
+    pub async fn start(sandbox: &Running, world: &World, dialing: &World, name: &str) -> Agent {
+        let dir = sandbox.dir().join(name);
         std::fs::create_dir(&dir).unwrap();
         let ledger = Arc::new(Faulty::over(crate::pay::sqlite(world, &dir).await));
         let network: Network = NETWORK.parse().unwrap();
@@ -66,22 +68,22 @@ impl Agent {
         let vault = sandbox.backends.signer_url.parse().unwrap();
         let signer = Signer::external(vault, Some(Zeroizing::new(authorization)), operator.clone()).unwrap();
         let upstream = UpstreamSettings { allow_insecure_local: true, ..UpstreamSettings::default() };
-        let dialer = upstream.client(world.clone(), Tls::Plain);
+        let dialer = upstream.client(dialing.clone(), Tls::Plain);
         let catalog = Catalog::new(operator, &sandbox.backends.facilitator_url).unwrap();
         let parts = Parts {
             world: world.clone(),
             catalog: catalog.clone(),
             upstream: Upstream::new(upstream, world.clone(), dialer),
             ledger: ledger.clone(),
-            chains: BTreeMap::from([(network.clone(), chain)]),
+            chains: BTreeMap::from([(network.clone(), chain.clone())]),
             signer: Arc::new(signer),
             settings: Settings::new(Rules { payable: [network].into() }),
         };
         let local: AgentId = "local".parse().unwrap();
-        Agent { tools: AgentTools::new(catalog, Some(Payer::new(parts)), Some(local)), ledger }
+        Agent { tools: AgentTools::new(catalog, Some(Payer::new(parts)), Some(local)), ledger, chain }
     }
 
-    async fn ask(&self, tool: &str, arguments: Value) -> Value {
+    pub async fn ask(&self, tool: &str, arguments: Value) -> Value {
         let context = RequestContext {
             revision: Revision::V2025_11_25,
             agent: None,
@@ -99,7 +101,7 @@ impl Agent {
 }
 
 /// (unpaid calls, paid calls, signatures, transfers) so far.
-fn counted(sandbox: &Running) -> (u64, u64, u64, usize) {
+pub fn counted(sandbox: &Running) -> (u64, u64, u64, usize) {
     let (calls, parts) = (sandbox.backends.seller.calls(), &sandbox.backends);
     (calls.unpaid, calls.paid, parts.signer.signatures(), parts.network.transfers().len())
 }
@@ -108,7 +110,7 @@ fn counted(sandbox: &Running) -> (u64, u64, u64, usize) {
 async fn a_paid_call_is_two_calls_one_signature_one_transfer_and_two_waits_for_the_ledger_or_three_with_a_key() {
     let (world, _) = world();
     let sandbox = start(fast(), &world).await.unwrap();
-    let agent = Agent::start(&sandbox, &world).await;
+    let agent = Agent::start(&sandbox, &world, &world, "counted").await;
     let found = agent.ask("x402_search_resources", json!({"query": "weather city"})).await;
     let reference = &found["resources"][0]["wrapper"]["ref"];
     let mut call = json!({"ref": reference, "network": NETWORK, "scheme": "exact", "asset": USDC,

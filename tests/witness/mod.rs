@@ -4,6 +4,7 @@
 mod audit;
 mod client;
 mod counts;
+mod recovered;
 
 pub use audit::every_transfer_has_its_row;
 
