@@ -84,7 +84,14 @@ const CASES: &[Case] = &[
     (28, "insufficient_funds", &[before::a_balance_that_does_not_cover_it_is_read_again_before_the_refusal]),
     (29, "signer_unavailable", &[before::without_the_payers_address_nothing_is_reserved]),
     (30, "chain_rpc", &[before::without_a_believable_chain_nothing_is_reserved]),
-    (31, "as in the next row", &[reserve::a_keyless_call_about_to_be_refused_is_its_open_twin]),
+    (
+        31,
+        "as in the next row",
+        &[
+            reserve::a_keyless_call_about_to_be_refused_is_its_open_twin,
+            recover::a_question_without_a_receipt_goes_on_with_the_same_bytes,
+        ],
+    ),
     (
         32,
         "this call's payment",

@@ -256,7 +256,7 @@ impl Payer {
         let reserved = self.still_wanted(reserved, gone).await?;
         let signed = self.sign(reserved, draft).await?;
         let Sendable { held, parcel, timeout } = self.prepare(signed, call).await?;
-        Ok(self.courier.send_first(&held, &parcel, timeout, progress).await?)
+        Ok(self.courier.send_first(&held, parcel, timeout, progress).await?)
     }
 
     async fn reserve(

@@ -40,7 +40,7 @@ impl Rounds {
     }
 }
 
-/// No Debug: the payload is spendable.
+/// Sent once: sending takes it. No Clone for that, and no Debug, because the payload is spendable.
 pub(super) struct Parcel {
     endpoint: Endpoint,
     tool: String,
@@ -154,12 +154,9 @@ impl Resend {
         Ok(Resend { held: Held { terms: Terms::of_row(payment), lease: lease.clone(), holder }, parcel })
     }
 
-    pub fn held(&self) -> &Held {
-        &self.held
-    }
-
-    pub fn parcel(&self) -> &Parcel {
-        &self.parcel
+    /// What is sent, once, and whose answer it is.
+    pub fn into_parts(self) -> (Held, Parcel) {
+        (self.held, self.parcel)
     }
 }
 
@@ -172,4 +169,62 @@ fn transport_word(transport: SellerTransport) -> &'static str {
 
 fn transport(word: &str) -> Option<SellerTransport> {
     [SellerTransport::StreamableHttp, SellerTransport::Sse].into_iter().find(|t| transport_word(*t) == word)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::http::Tls;
+    use crate::ports::machine;
+    use crate::upstream::Settings;
+
+    const MEMBERS: [(&str, &str); 7] = [
+        ("endpoint", r#""http://127.0.0.1:9/mcp?a=1""#),
+        ("transport", r#""sse""#),
+        ("tool", r#""t\"x""#),
+        ("arguments", r#"{ "n" : 1.0, "big":10000000000000000000000001 }"#),
+        ("inputResponses", r#"{"q":{ "v":1e3}}"#),
+        ("requestState", r#""s\u00e9 \/""#),
+        ("payload", r#"{ "x402Version":2,"payload":{"transaction":"AAAA"} , "n":[1.50, 2]}"#),
+    ];
+
+    fn upstream(allow_insecure_local: bool) -> Upstream {
+        let (world, _) = machine::world();
+        let settings = Settings { allow_insecure_local, ..Settings::default() };
+        let http = settings.client(world.clone(), Tls::Plain);
+        Upstream::new(settings, world, http)
+    }
+
+    fn stored(members: &[(&str, &str)]) -> String {
+        let members: Vec<String> = members.iter().map(|(name, value)| format!("\"{name}\":{value}")).collect();
+        format!("{{{}}}", members.join(","))
+    }
+
+    #[test]
+    fn what_was_stored_is_read_back_to_the_byte() {
+        let without_rounds: Vec<_> =
+            MEMBERS.into_iter().filter(|(name, _)| !name.contains("equest") && !name.contains("input")).collect();
+        for members in [&MEMBERS[..], &without_rounds] {
+            let text = stored(members);
+            let parcel = Parcel::read(text.as_bytes(), &upstream(true)).ok().unwrap();
+            assert_eq!(parcel.stored().get(), text);
+            let call = parcel.tool_call(std::time::Duration::ZERO);
+            assert_eq!((call.tool, call.arguments.get()), ("t\"x", MEMBERS[3].1));
+            assert_eq!(call.payment.map(RawValue::get), Some(MEMBERS[6].1));
+        }
+    }
+
+    #[test]
+    fn a_parcel_that_lacks_something_or_goes_where_todays_rules_do_not_let_it_is_not_read() {
+        for lacking in ["endpoint", "transport", "tool", "arguments", "payload"] {
+            let members: Vec<_> = MEMBERS.into_iter().filter(|(name, _)| *name != lacking).collect();
+            let read = Parcel::read(stored(&members).as_bytes(), &upstream(true));
+            assert!(matches!(read, Err(NotResent::Unreadable(name)) if name == lacking), "{lacking}");
+        }
+        for broken in ["", "{", "[]", r#"{"tool":1,"tool":2}"#] {
+            assert!(matches!(Parcel::read(broken.as_bytes(), &upstream(true)), Err(NotResent::Unreadable(_))));
+        }
+        let read = Parcel::read(stored(&MEMBERS).as_bytes(), &upstream(false));
+        assert!(matches!(read, Err(NotResent::Refused(UpstreamError::Refused("not_https")))));
+    }
 }

@@ -64,8 +64,9 @@ impl Courier {
     ) -> Result<CallOutcome, PayError> {
         match Resend::open(&found, rounds, &self.upstream, &*self.ledger).await {
             Ok(resend) => {
-                let answer = self.send(resend.parcel(), timeout, progress).await;
-                self.conclude(resend.held(), answer, std::future::ready(())).await
+                let (held, parcel) = resend.into_parts();
+                let answer = self.send(parcel, timeout, progress).await;
+                self.conclude(&held, answer, std::future::ready(())).await
             }
             Err(reason) => self.not_sent(&found, rounds, reason).await,
         }

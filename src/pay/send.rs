@@ -47,11 +47,11 @@ impl Courier {
     pub async fn send_first(
         &self,
         held: &Held,
-        parcel: &Parcel,
+        parcel: Parcel,
         timeout: Duration,
         progress: &Progress,
     ) -> Result<CallOutcome, PayError> {
-        let storing = self.store_beside(held, parcel);
+        let storing = self.store_beside(held, &parcel);
         let answer = self.send(parcel, timeout, progress).await;
         // A row in doubt is worth recovering: its payload is in the ledger before the state changes.
         let stored = async { drop(tokio::time::timeout(STORE_WAIT, storing).await) };
@@ -71,10 +71,10 @@ impl Courier {
         storing
     }
 
-    /// One sending of these bytes.
+    /// One sending of these bytes: whoever wants another needs the ledger's parcel and its lease.
     pub(super) async fn send(
         &self,
-        parcel: &Parcel,
+        parcel: Parcel,
         timeout: Duration,
         progress: &Progress,
     ) -> Result<ToolAnswer, UpstreamError> {

@@ -177,6 +177,7 @@ pub fn rpc_error(code: i64, message: &str) -> Reply {
 fn with_id(reply: Reply, request: &Request) -> Reply {
     match reply {
         Reply::Later(wait, reply) => Reply::Later(wait, Box::new(with_id(*reply, request))),
+        Reply::When(word, reply) => Reply::When(word, Box::new(with_id(*reply, request))),
         Reply::Http(status, headers, body) => {
             let body = body.replace("\"$id\"", &request.json()["id"].to_string());
             Reply::Http(status, headers, body.replace("$transaction", &transaction(request)))

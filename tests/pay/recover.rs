@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use serde_json::{Value, json};
+use tokio::sync::Notify;
 use tokio_util::sync::CancellationToken;
 use tollway::ledger::{By, Ledger as _, Payment, State, Subject};
 use tollway::mcp::Handler as _;
@@ -18,9 +19,21 @@ fn both() -> [Value; 2] {
     [json!({"idempotencyKey": KEY}), json!({})]
 }
 
+/// A slow machine is only slow: callers wait, and are waited for, as long as it takes.
+fn patient() -> Change {
+    let mut change = Change::default();
+    change.settings.wait_in_flight = Duration::from_secs(20);
+    change.settings.paid_call_timeout = Some(Duration::from_secs(20));
+    change
+}
+
 /// A payment in doubt whose payload is stored: the seller gave no answer.
 async fn in_doubt(call: &Value) -> Bench {
-    let bench = Bench::new().await;
+    in_doubt_with(call, Change::default()).await
+}
+
+async fn in_doubt_with(call: &Value, change: Change) -> Bench {
+    let bench = Bench::with(change).await;
     bench.says(|s| s.paid_next.push_back(Reply::Cut));
     let answer = bench.call(call.clone()).await;
     assert_eq!(said(&answer), ("SETTLEMENT_UNKNOWN", "no_answer", "unknown"));
@@ -29,7 +42,11 @@ async fn in_doubt(call: &Value) -> Bench {
 
 /// A payment that somebody settled on the chain's evidence; its output never came.
 async fn settled_without_output(call: &Value) -> Bench {
-    let bench = Bench::new().await;
+    settled_with(call, Change::default()).await
+}
+
+async fn settled_with(call: &Value, change: Change) -> Bench {
+    let bench = Bench::with(change).await;
     bench.says(|s| s.paid_next.push_back(Reply::Cut));
     bench.ledger.fail(Fault::SettledBeforeDoubt);
     let answer = bench.call(call.clone()).await;
@@ -160,7 +177,7 @@ pub async fn a_settled_payment_without_a_usable_answer_is_its_receipt() {
 pub async fn callers_at_once_are_one_sending_and_all_get_the_output() {
     let slow = Reply::Later(Duration::from_millis(150), Box::new(result(&with_receipt(output(), &receipt()))));
     for call in both() {
-        for bench in [in_doubt(&call).await, settled_without_output(&call).await] {
+        for bench in [in_doubt_with(&call, patient()).await, settled_with(&call, patient()).await] {
             bench.says(|s| s.paid = Some(slow.clone()));
             let again = || bench.call(call.clone());
             let answers = tokio::join!(again(), again(), again());
@@ -174,17 +191,32 @@ pub async fn callers_at_once_are_one_sending_and_all_get_the_output() {
 #[tokio::test]
 pub async fn a_recovery_that_lasts_is_reported_as_in_flight() {
     let key = || json!({"idempotencyKey": KEY});
-    for (bench, moved) in [(in_doubt(&key()).await, "unknown"), (settled_without_output(&key()).await, "yes")] {
-        bench.says(|s| s.paid = Some(Reply::Hang));
+    let slow = || {
+        let mut change = patient();
+        change.settings.wait_in_flight = Duration::from_millis(300);
+        change
+    };
+    let benches = [(in_doubt_with(&key(), slow()).await, "unknown"), (settled_with(&key(), slow()).await, "yes")];
+    for (bench, moved) in benches {
+        let (word, right) = (Arc::new(Notify::new()), with_receipt(output(), &receipt()));
+        bench.says(|s| s.paid = Some(Reply::When(word.clone(), Box::new(result(&right)))));
         let second = async {
-            while bench.calls().1 < 2 {
-                tokio::time::sleep(Duration::from_millis(5)).await;
-            }
-            bench.call(key()).await
+            sent(&bench, 2).await;
+            let second = bench.call(key()).await;
+            word.notify_one();
+            second
         };
-        let (_, second) = tokio::join!(bench.call(key()), second);
+        let (first, second) = tokio::join!(bench.call(key()), second);
         assert_eq!(said(&second), ("SETTLEMENT_UNKNOWN", "in_flight", moved));
+        assert_eq!(first["content"], output()["content"]);
         same_bytes(&bench, 2);
+    }
+}
+
+/// Until the seller has had so many paid calls.
+async fn sent(bench: &Bench, calls: usize) {
+    while bench.calls().1 < calls {
+        tokio::time::sleep(Duration::from_millis(5)).await;
     }
 }
 
@@ -396,11 +428,7 @@ pub async fn a_recovery_that_is_killed_is_taken_up_by_the_next_one() {
     bench.says(|s| s.paid_next.push_back(Reply::Hang));
     {
         let call = Box::pin(bench.call(json!({})));
-        let sent = Box::pin(async {
-            while bench.calls().1 < 2 {
-                tokio::time::sleep(Duration::from_millis(5)).await;
-            }
-        });
+        let sent = Box::pin(sent(&bench, 2));
         futures_util::future::select(call, sent).await;
     }
     bench.restart(Change::default()).await;
@@ -434,21 +462,23 @@ pub async fn a_caller_that_goes_away_does_not_stop_a_recovery() {
 #[tokio::test]
 pub async fn an_owner_that_is_late_changes_nothing_and_says_what_the_row_says() {
     let right = || result(&with_receipt(output(), &receipt()));
-    let late = |reply: Reply| Reply::Later(Duration::from_millis(700), Box::new(reply));
-    for (reply, outcome) in [(late(right()), "sunny"), (late(Reply::Cut), "sunny"), (late(result(&output())), "sunny")]
-    {
-        let bench = Bench::new().await;
-        bench.says(|s| s.paid_next.push_back(reply));
+    for reply in [right(), Reply::Cut, result(&output())] {
+        let bench = Bench::with(patient()).await;
+        let word = Arc::new(Notify::new());
+        bench.says(|s| s.paid_next.push_back(Reply::When(word.clone(), Box::new(reply))));
         let next = async {
             while !bench.ledger.real.list(&all()).await.unwrap().first().is_some_and(|row| row.has_payload) {
                 tokio::time::sleep(Duration::from_millis(5)).await;
             }
+            sent(&bench, 1).await;
             bench.later(LEASE);
-            bench.call(json!({})).await
+            let next = bench.call(json!({})).await;
+            word.notify_one();
+            next
         };
         let (owner, next) = tokio::join!(bench.call(json!({})), next);
         assert_eq!(next["content"], output()["content"], "{next}");
-        assert!(owner["content"].to_string().contains(outcome), "{owner}");
+        assert!(owner["content"].to_string().contains("sunny"), "{owner}");
         assert_eq!(owner["receipt"], next["receipt"]);
         same_bytes(&bench, 2);
         assert_eq!(bench.ledger.real.audit().await.unwrap().differences, []);
@@ -484,7 +514,7 @@ pub async fn a_recovered_settlement_that_cannot_be_recorded_reaches_the_agent() 
 
 #[tokio::test]
 async fn what_to_do_next_is_to_call_again_where_that_brings_the_output() {
-    let bench = in_doubt(&json!({"idempotencyKey": KEY})).await;
+    let bench = in_doubt_with(&json!({"idempotencyKey": KEY}), patient()).await;
     let id = only_row(&bench).await.payment_id;
     let next = async || {
         let arguments = json!({"paymentIdentifier": id.to_hex()});
@@ -493,12 +523,13 @@ async fn what_to_do_next_is_to_call_again_where_that_brings_the_output() {
         said["next"]["action"].clone()
     };
     assert_eq!(next().await, "call_again");
-    bench.says(|s| s.paid_next.push_back(Reply::Hang));
+    let word = Arc::new(Notify::new());
+    bench.says(|s| s.paid_next.push_back(Reply::When(word.clone(), Box::new(Reply::Cut))));
     let looked = async {
-        while bench.calls().1 < 2 {
-            tokio::time::sleep(Duration::from_millis(5)).await;
-        }
-        next().await
+        sent(&bench, 2).await;
+        let next = next().await;
+        word.notify_one();
+        next
     };
     let (_, meanwhile) = tokio::join!(bench.call(json!({"idempotencyKey": KEY})), looked);
     assert_eq!(meanwhile, "wait");

@@ -31,6 +31,8 @@ pub enum Reply {
     Hang,
     /// The answer after a while.
     Later(std::time::Duration, Box<Reply>),
+    /// The answer once somebody gives the word.
+    When(Arc<tokio::sync::Notify>, Box<Reply>),
 }
 
 impl Reply {
@@ -85,12 +87,21 @@ async fn connection(mut stream: TcpStream, script: Script, seen: Arc<Mutex<Vec<R
         let Some(request) = read(&mut stream, &mut buffer).await else { return };
         seen.lock().unwrap().push(request.clone());
         let mut reply = script(&request);
-        while let Reply::Later(wait, answer) = reply {
-            tokio::time::sleep(wait).await;
-            reply = *answer;
+        loop {
+            reply = match reply {
+                Reply::Later(wait, answer) => {
+                    tokio::time::sleep(wait).await;
+                    *answer
+                }
+                Reply::When(word, answer) => {
+                    word.notified().await;
+                    *answer
+                }
+                _ => break,
+            }
         }
         match reply {
-            Reply::Later(..) | Reply::Cut => return,
+            Reply::Later(..) | Reply::When(..) | Reply::Cut => return,
             Reply::Hang => {
                 // Until the client gives up and closes.
                 let mut byte = [0];
