@@ -17,6 +17,7 @@ use super::chain::{self, LocalNetwork, NETWORK, Node, PASSPHRASE, USDC, USDC_ISS
 use super::facilitator::{self, Facilitator};
 use super::seller::{self, Seller};
 use super::signer::{self, Signer};
+use super::tls::Authority;
 use crate::config;
 use crate::http::{self, Client, Destination};
 use crate::mcp::{self, Authenticator};
@@ -54,6 +55,10 @@ pub struct Options {
     /// Of the agent server; 0 is any free one.
     pub port: u16,
     pub chain: chain::Options,
+    /// The RPC also over TLS, by which the agent server then asks it.
+    pub rpc_tls: bool,
+    /// A second RPC node, so many ledgers behind, which the agent server asks too.
+    pub lagging_node: Option<u32>,
 }
 
 impl Options {
@@ -76,7 +81,7 @@ pub struct Backends {
     pub payer: AccountId,
     pub pay_to: AccountId,
     pub network: LocalNetwork,
-    /// The one RPC node: how far it lags, and what it records.
+    /// The first RPC node: how far it lags, and what it records.
     pub node: Node,
     pub catalog: Arc<Catalog>,
     pub seller: Arc<Seller>,
@@ -105,6 +110,19 @@ impl Door {
     pub fn serve(self, world: &World, router: axum::Router, shutdown: &CancellationToken) {
         let server = mcp::serve::serve(TcpListener(self.listener), world.clone(), router, shutdown.clone());
         world.spawn.spawn(Box::pin(server));
+    }
+
+    /// Over TLS, with a certificate of `authority`; its URL.
+    pub fn serve_tls(
+        self,
+        authority: &Authority,
+        world: &World,
+        router: axum::Router,
+        shutdown: &CancellationToken,
+    ) -> String {
+        let listener = authority.listener(TcpListener(self.listener));
+        world.spawn.spawn(Box::pin(mcp::serve::serve(listener, world.clone(), router, shutdown.clone())));
+        self.url.replacen("http:", "https:", 1)
     }
 }
 

@@ -30,6 +30,13 @@ pub struct SandboxArgs {
     /// Port of the agent server; 0 takes any free one
     #[arg(long, default_value_t = 0)]
     pub port: u16,
+    /// Serve the chain's RPC over TLS too, write the authority's certificate to rpc-ca.pem in the state directory, and
+    /// let the agent server ask it that way
+    #[arg(long)]
+    pub rpc_tls: bool,
+    /// Start a second RPC node, so many ledgers behind the first; the agent server asks both
+    #[arg(long, value_name = "LEDGERS", value_parser = clap::value_parser!(u32).range(1..=i64::from(chain::MAX_LAG)))]
+    pub lagging_node: Option<u32>,
     /// Print addresses, keys and balances as one JSON document
     #[arg(long)]
     pub json: bool,
@@ -41,6 +48,8 @@ pub async fn run(args: SandboxArgs) -> ExitCode {
     let options = Options {
         dir: args.dir.clone(),
         port: args.port,
+        rpc_tls: args.rpc_tls,
+        lagging_node: args.lagging_node,
         chain: chain::Options {
             ledger_interval: Some(Duration::from_millis(args.ledger_ms)),
             ..chain::Options::default()
@@ -98,8 +107,9 @@ async fn serve(sandbox: &Running, as_json: bool) -> ExitCode {
         balance.map_or_else(|| "no trustline".to_owned(), |atomic| atomic.to_string())
     };
     let (payer, seller) = (balance(&sandbox.backends.payer), balance(&sandbox.backends.pay_to));
+    let nodes = &sandbox.nodes;
     let text = if as_json {
-        json!({
+        let mut document = json!({
             "network": NETWORK,
             "asset": USDC,
             "urls": {
@@ -115,11 +125,26 @@ async fn serve(sandbox: &Running, as_json: bool) -> ExitCode {
             },
             "state": sandbox.dir(),
             "clients": clients,
-        })
-        .to_string()
+        });
+        for (name, url) in [("rpcTls", &nodes.tls_url), ("laggingRpc", &nodes.lagging_url)] {
+            if let Some(url) = url {
+                document["urls"][name] = json!(url);
+            }
+        }
+        if let Some(path) = &nodes.ca_file {
+            document["caFile"] = json!(path);
+        }
+        document.to_string()
     } else {
+        let mut more = String::new();
+        if let (Some(url), Some(path)) = (&nodes.tls_url, &nodes.ca_file) {
+            more += &format!("The same over TLS {url}   (trust {})\n", path.display());
+        }
+        if let Some(url) = &nodes.lagging_url {
+            more += &format!("A node behind it  {url}\n");
+        }
         format!(
-            "Agent server      {}\nChain RPC         {}   ({NETWORK}, a ledger of its own)\nFacilitator       {}   \
+            "Agent server      {}\nChain RPC         {}   ({NETWORK}, a ledger of its own)\n{more}Facilitator       {}   \
              (its catalog too)\nDemo seller       {}\nSigner            {}\nState             {}\n\nPayer   {} has {} \
              atomic units of {}\nSeller  {} has {}\n\nPaste into an MCP client, over HTTP:\n\n{:#}\n\nor over \
              stdio:\n\n{:#}\n\nStop with Ctrl-C.",

@@ -12,7 +12,8 @@ use tokio_util::sync::CancellationToken;
 use zeroize::Zeroizing;
 
 use super::backends::{Backends, Door, Options, StartError};
-use super::chain::{NETWORK, USDC};
+use super::chain::{NETWORK, Node, USDC};
+use super::tls::Authority;
 use crate::agent;
 use crate::config::{self, Source, Transport};
 use crate::ports::World;
@@ -25,14 +26,28 @@ const SIGNER_AUTH_ENV: &str = "TOLLWAY_SANDBOX_SIGNER_AUTH";
 /// 1 USDC a call, 5 USDC a day.
 const PER_CALL_MAX: &str = "10000000";
 const DAY_MAX: &str = "50000000";
+/// The furthest that a second node may lag where ledgers take a second or more, in ledgers.
+const SLOW_LAG: u32 = 5;
 
 /// The running sandbox. Dropping it stops it and removes a temporary state directory.
 pub struct Running {
     pub agent_url: String,
     pub backends: Backends,
+    pub nodes: Nodes,
     agent_key: Zeroizing<String>,
     state: Arc<StateDir>,
     shutdown: CancellationToken,
+}
+
+/// The RPC beyond the one plain node; what was not asked for is not there.
+#[derive(Default)]
+pub struct Nodes {
+    /// The first node over TLS.
+    pub tls_url: Option<String>,
+    /// Whose certificate that is, for clients (`network_security.ca_file`, `NODE_EXTRA_CA_CERTS`).
+    pub ca_file: Option<PathBuf>,
+    pub lagging_url: Option<String>,
+    pub lagging: Option<Node>,
 }
 
 /// Where the ledger and the configuration files are. A temporary one goes with its last owner.
@@ -63,12 +78,15 @@ pub async fn start(options: Options, world: &World) -> Result<Running, StartErro
     let front = Door::open(options.port).await?;
     let backends = Backends::start(&options, world, &shutdown).await?;
 
+    let nodes = nodes(&options, &backends, &state, world, &shutdown).await?;
+
     set_earlier_ledgers_aside(&state, world)?;
     let agent_key = agent_key(&state, world)?;
     let addresses = Addresses {
         facilitator: &backends.facilitator_url,
         signer: &backends.signer_url,
-        rpc: &backends.rpc_url,
+        rpcs: nodes.asked(&backends.rpc_url),
+        ca_file: nodes.ca_file.as_deref(),
         max_authorization_seconds: if options.slow() { 300 } else { 3_600 },
         ledger: options.ledger_interval(),
     };
@@ -89,7 +107,47 @@ pub async fn start(options: Options, world: &World) -> Result<Running, StartErro
     }
     let agent_url = format!("{}/mcp", front.url);
     front.serve(world, router, &shutdown);
-    Ok(Running { agent_url, backends, agent_key, state, shutdown: guard.disarm() })
+    Ok(Running { agent_url, backends, nodes, agent_key, state, shutdown: guard.disarm() })
+}
+
+impl Nodes {
+    /// What the agent server asks, the first node before the one that lags.
+    fn asked<'a>(&'a self, plain: &'a str) -> Vec<&'a str> {
+        let first = self.tls_url.as_deref().unwrap_or(plain);
+        [Some(first), self.lagging_url.as_deref()].into_iter().flatten().collect()
+    }
+}
+
+async fn nodes(
+    options: &Options,
+    backends: &Backends,
+    state: &StateDir,
+    world: &World,
+    shutdown: &CancellationToken,
+) -> Result<Nodes, StartError> {
+    let mut nodes = Nodes::default();
+    if options.rpc_tls {
+        let authority = Authority::new().map_err(|e| StartError::Other(e.to_string()))?;
+        let path = state.dir.join("rpc-ca.pem");
+        write(&path, authority.ca_pem())?;
+        let router = backends.network.rpc_router(backends.node.clone());
+        nodes.tls_url = Some(Door::open(0).await?.serve_tls(&authority, world, router, shutdown));
+        nodes.ca_file = Some(path);
+    }
+    if let Some(ledgers) = options.lagging_node {
+        if options.slow() && ledgers > SLOW_LAG {
+            return Err(StartError::Other(format!(
+                "a node that lags {ledgers} ledgers of {} ms: an offer of 60 s is good for 10 ledgers, counted from the \
+                 node that is behind, so at most {SLOW_LAG} leave time to pay (or take --ledger-ms below 1000)",
+                options.ledger_interval().as_millis()
+            )));
+        }
+        let (door, node) = (Door::open(0).await?, Node::lagging(ledgers));
+        nodes.lagging_url = Some(door.url.clone());
+        door.serve(world, backends.network.rpc_router(node.clone()), shutdown);
+        nodes.lagging = Some(node);
+    }
+    Ok(nodes)
 }
 
 impl Running {
@@ -129,7 +187,8 @@ impl Running {
 struct Addresses<'a> {
     facilitator: &'a str,
     signer: &'a str,
-    rpc: &'a str,
+    rpcs: Vec<&'a str>,
+    ca_file: Option<&'a Path>,
     max_authorization_seconds: u64,
     ledger: Duration,
 }
@@ -144,7 +203,7 @@ impl Addresses<'_> {
             "signer": {"mode": "external", "base_url": self.signer, "auth_header_env": SIGNER_AUTH_ENV},
             "networks": {NETWORK: {
                 "enabled": true,
-                "rpc_urls": [self.rpc],
+                "rpc_urls": self.rpcs,
                 "max_authorization_seconds": self.max_authorization_seconds,
                 "min_ledger_seconds": self.ledger.as_secs_f64(),
             }},
@@ -160,6 +219,9 @@ impl Addresses<'_> {
             },
             "network_security": {"allow_insecure_local": true, "paid_call_timeout_ms": 30_000},
         });
+        if let Some(path) = self.ca_file {
+            file["network_security"]["ca_file"] = json!(path);
+        }
         if let Some(agent) = stdio {
             file["stdio"] = json!({"agent": agent});
         }

@@ -1,6 +1,7 @@
 use serde_json::Value;
 
 use super::*;
+use crate::ledger::{Filter, Ledger as _, SqliteLedger};
 use crate::ports::machine;
 use crate::sandbox::backends;
 use crate::sandbox::chain;
@@ -94,4 +95,53 @@ async fn what_it_prints_for_clients_is_a_configuration_that_the_program_takes() 
     let config = config::parse(&text, Some(Transport::Stdio), &environment).unwrap();
     assert!(config.signer.can_pay());
     assert_eq!(config.stdio_agent.as_str(), "local");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_agent_server_pays_through_an_rpc_over_tls_and_counts_from_a_node_that_lags() {
+    let (world, _) = machine::world();
+    let sandbox = start(Options { rpc_tls: true, lagging_node: Some(200), ..fast() }, &world).await.unwrap();
+    for _ in 0..100 {
+        sandbox.backends.network.close_now();
+    }
+    let text = std::fs::read_to_string(sandbox.dir().join("tollway.yaml")).unwrap();
+    let (tls, lagging) = (sandbox.nodes.tls_url.as_deref().unwrap(), sandbox.nodes.lagging_url.as_deref().unwrap());
+    assert!(tls.starts_with("https://") && text.contains(tls) && text.contains(lagging));
+    assert!(!text.contains(&format!("{}\"", sandbox.backends.rpc_url)), "the first node is asked over TLS alone");
+
+    // Only who trusts the authority gets an answer.
+    let newest = http::Request::post(tls).header("content-type", "application/json");
+    let newest = newest.body(r#"{"jsonrpc":"2.0","id":1,"method":"getLatestLedger"}"#.into()).unwrap();
+    assert!(backends::client(&world).unwrap().send(newest.clone()).await.is_err());
+    let pem = std::fs::read(sandbox.nodes.ca_file.as_ref().unwrap()).unwrap();
+    let trusting = crate::http::tls(Some(&pem)).unwrap();
+    let limits = crate::http::Limits::default();
+    let trusting = crate::http::Client::new(world.clone(), trusting, crate::http::Destination::Operator, limits);
+    assert_eq!(trusting.send(newest).await.unwrap().status(), 200);
+
+    let agent = agent(&sandbox, &world);
+    let found = ask(&agent, "x402_search_resources", json!({"query": "weather city"})).await;
+    let call = json!({
+        "ref": found["resources"][0]["wrapper"]["ref"], "network": NETWORK, "scheme": "exact", "asset": USDC,
+        "maxAtomicAmount": "20000", "arguments": {"city": "Oslo"},
+    });
+    let paid = ask(&agent, "x402_call_resource", call).await;
+    assert_eq!(paid["receipt"]["status"], "settled", "{paid}");
+    assert_eq!(sandbox.backends.network.transfers().len(), 1);
+    let ledger = SqliteLedger::open(&sandbox.dir().join("ledger.sqlite"), world.clone(), None).await.unwrap();
+    let rows = ledger.list(&Filter { limit: 10, ..Filter::default() }).await.unwrap();
+    let [row] = rows.as_slice() else { panic!("{rows:?}") };
+    let settled = u64::from(sandbox.backends.network.transfers()[0].ledger);
+    assert!(
+        row.authorization.at + 100 <= settled,
+        "{} is no ledger of the node that lags: {settled}",
+        row.authorization.at
+    );
+}
+
+#[tokio::test]
+async fn a_node_too_far_behind_for_an_offer_is_refused() {
+    let (world, _) = machine::world();
+    let refused = start(Options { lagging_node: Some(6), ..Options::default() }, &world).await.err().unwrap();
+    assert!(refused.to_string().contains("at most 5"), "{refused}");
 }
