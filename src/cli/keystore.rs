@@ -51,6 +51,9 @@ pub struct CreateArgs {
     /// The environment variable with the 32-byte key (64 hex digits, or base64)
     #[arg(long, value_name = "NAME", default_value = KEYSTORE_KEY_ENV)]
     key_env: String,
+    /// A seed that somebody typed here is refused in our words: the parser's would repeat it.
+    #[arg(hide = true)]
+    typed: Vec<std::ffi::OsString>,
     /// Make a new seed instead of asking for one; only its address is shown
     #[arg(long)]
     generate: bool,
@@ -76,6 +79,11 @@ pub fn run(command: &KeystoreCommand, world: &World) -> Result<ExitCode, Failure
 }
 
 fn create(args: &CreateArgs, world: &World) -> Result<ExitCode, Failure> {
+    if !args.typed.is_empty() {
+        let sentence = "a seed is no argument, because every process of the machine and the shell's history see \
+                        arguments: give it on standard input or when asked, and do not pay with one that was typed here";
+        return Err(Failure::Usage(sentence.into()));
+    }
     let shown = args.out.display();
     let exists = || Failure::Usage(format!("{shown} exists, and a keystore is never overwritten: choose another name"));
     // Before anybody types a seed; whether it was made meanwhile is decided when it is written.
