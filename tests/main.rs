@@ -18,6 +18,8 @@ mod pay;
 #[cfg(feature = "roles")]
 mod postgres;
 #[cfg(feature = "sandbox")]
+mod signers;
+#[cfg(feature = "sandbox")]
 mod witness;
 #[cfg(feature = "sandbox")]
 mod secrets;

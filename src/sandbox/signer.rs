@@ -14,19 +14,15 @@ use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use bytes::Bytes;
 use ed25519_dalek::{Signer as _, SigningKey};
-use serde_json::json;
-use serde_json::value::RawValue;
 use sha2::{Digest, Sha256};
 use stellar_xdr::{HashIdPreimage, ReadXdr, ScAddress, ScVal, SorobanAuthorizedFunction, SorobanAuthorizedInvocation};
 use url::form_urlencoded;
 use zeroize::Zeroizing;
 
-use crate::json::{self as strict, string};
 use crate::ports::World;
 use crate::sandbox::facilitator::account_strkey;
 use crate::sandbox::soroban::XDR;
-
-const BODY: strict::Limits = strict::Limits { bytes: 64 * 1024, depth: 16 };
+use crate::signer::wire;
 
 pub struct Options {
     /// CAIP-2.
@@ -53,7 +49,8 @@ struct No(u16, &'static str);
 impl IntoResponse for No {
     fn into_response(self) -> Response {
         let status = StatusCode::from_u16(self.0).unwrap_or(StatusCode::FORBIDDEN);
-        (status, axum::Json(json!({"error": self.1}))).into_response()
+        let said = wire::Refusal { error: Some(self.1.into()), ..wire::Refusal::default() };
+        (status, axum::Json(said)).into_response()
     }
 }
 
@@ -75,9 +72,9 @@ impl Signer {
 
     pub fn router(self: &Arc<Signer>) -> Router {
         Router::new()
-            .route("/address", get(address))
-            .route("/sign-auth-entry", post(sign))
-            .layer(DefaultBodyLimit::max(BODY.bytes))
+            .route(wire::ADDRESS_PATH, get(address))
+            .route(wire::SIGN_PATH, post(sign))
+            .layer(DefaultBodyLimit::max(wire::BODY.bytes))
             .with_state(self.clone())
     }
 
@@ -91,29 +88,17 @@ impl Signer {
     /// The base64 of the 64-byte signature.
     fn sign(&self, body: &[u8]) -> Result<String, No> {
         let malformed = No(400, "malformed_request");
-        let body = strict::check(body, BODY).map_err(|_| malformed)?;
-        let (mut network, mut passphrase, mut entry, mut address, mut payment) = (None, None, None, None, None);
-        for (name, value) in strict::members(body).map_err(|_| malformed)? {
-            match name.as_ref() {
-                "network" => network = string(value),
-                "networkPassphrase" => passphrase = string(value),
-                "authEntryXdr" => entry = string(value),
-                "address" => address = string(value),
-                "payment" => payment = Some(value),
-                _ => return Err(malformed),
-            }
-        }
-        if network.as_deref() != Some(&self.options.network) || passphrase.as_deref() != Some(&self.options.passphrase)
-        {
+        let asked: wire::SignRequest<'_> = wire::read(body).map_err(|_| malformed)?;
+        if asked.network != self.options.network || asked.network_passphrase != self.options.passphrase {
             return Err(No(403, "network_not_allowed"));
         }
-        if address.as_deref() != Some(&self.address) {
+        if asked.address != self.address {
             return Err(No(403, "not_my_account"));
         }
-        if payment.and_then(sign_before).is_some_and(|limit| self.world.unix_ms() > limit) {
+        if asked.payment.sign_before.is_some_and(|limit| self.world.unix_ms() > limit) {
             return Err(No(403, "too_late"));
         }
-        let preimage = STANDARD.decode(entry.as_deref().unwrap_or_default()).map_err(|_| malformed)?;
+        let preimage = STANDARD.decode(asked.auth_entry_xdr.as_ref()).map_err(|_| malformed)?;
         self.policy(&HashIdPreimage::from_xdr(&preimage, XDR).map_err(|_| malformed)?)?;
         let signature = self.options.key.sign(&Sha256::digest(&preimage)).to_bytes();
         self.signatures.fetch_add(1, Ordering::SeqCst);
@@ -155,11 +140,6 @@ impl Signer {
     }
 }
 
-/// `payment.signBefore`, unix milliseconds.
-fn sign_before(payment: &RawValue) -> Option<u64> {
-    strict::member(payment, "signBefore")?.get().parse().ok()
-}
-
 async fn address(State(signer): State<Arc<Signer>>, RawQuery(query): RawQuery, headers: HeaderMap) -> Response {
     if let Err(no) = signer.authorized(&headers) {
         return no.into_response();
@@ -169,12 +149,12 @@ async fn address(State(signer): State<Arc<Signer>>, RawQuery(query): RawQuery, h
     if network.is_none_or(|(_, network)| network != signer.options.network.as_str()) {
         return No(404, "network_not_allowed").into_response();
     }
-    axum::Json(json!({"address": signer.address})).into_response()
+    axum::Json(wire::Address { address: signer.address.as_str().into() }).into_response()
 }
 
 async fn sign(State(signer): State<Arc<Signer>>, headers: HeaderMap, body: Bytes) -> Response {
     match signer.authorized(&headers).and_then(|()| signer.sign(&body)) {
-        Ok(signature) => axum::Json(json!({"signedAuthEntryXdr": signature})).into_response(),
+        Ok(signature) => axum::Json(wire::SignAnswer { signed_auth_entry_xdr: signature.into() }).into_response(),
         Err(no) => no.into_response(),
     }
 }
@@ -182,6 +162,7 @@ async fn sign(State(signer): State<Arc<Signer>>, headers: HeaderMap, body: Bytes
 #[cfg(test)]
 mod tests {
     use ed25519_dalek::{Signature, Verifier};
+    use serde_json::json;
     use stellar_xdr::{
         ContractId, Hash, HashIdPreimageSorobanAuthorization, HashIdPreimageSorobanAuthorizationWithAddress,
         Int128Parts, InvokeContractArgs, ScSymbol, WriteXdr,
@@ -350,6 +331,7 @@ mod tests {
         assert!(answer(&signer, &good).is_ok());
         for (what, body, no) in [
             ("unknown member", with("more", json!(1)), No(400, "malformed_request")),
+            ("a time that is none", with("payment", json!({"signBefore": "soon"})), No(400, "malformed_request")),
             ("no XDR", with("authEntryXdr", json!("AAAA")), No(400, "malformed_request")),
             ("network", with("network", json!("stellar:pubnet")), No(403, "network_not_allowed")),
             ("passphrase", with("networkPassphrase", json!("x")), No(403, "network_not_allowed")),

@@ -1,14 +1,4 @@
-//! The external signer's contract (HTTPS, JSON):
-//!
-//! - `GET /address?network=<caip2>` gives `{"address"}`.
-//! - `POST /sign-auth-entry` takes `{"network", "networkPassphrase", "authEntryXdr", "address", "payment"}` and gives
-//!   `{"signedAuthEntryXdr"}`. `authEntryXdr` is the base64 XDR of the `HashIdPreimage` (as SEP-43 wallets take it); the
-//!   answer is a 64-byte signature or a whole signed entry, base64. `payment` is information, but for
-//!   `payment.signBefore` (unix milliseconds), after which nothing should be signed.
-//!
-//! 401, 403 and 422 are refusals: they say that the request was not acted on (RFC 9110, sections 15.5.2, 15.5.4 and
-//! 15.5.21), so a signer must never answer so after it has signed. Every other ending after the request left, a 400, 409,
-//! 429 or 5xx included, is a lost answer: somebody may hold a signature.
+//! The client of an external signer; what goes over the wire stands in `wire`.
 
 use std::collections::BTreeMap;
 use std::sync::{Mutex, PoisonError};
@@ -16,18 +6,15 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use http::header::{AUTHORIZATION, CONTENT_TYPE, HeaderValue};
-use serde::Serialize;
 use stellar_strkey::Strkey;
 use url::Url;
 use zeroize::Zeroizing;
 
-use super::SignerError;
+use super::{SignerError, wire};
 use crate::chain::stellar::Draft;
 use crate::http::{Client, HttpError, Limits};
-use crate::json;
 use crate::money::{Network, PaymentId};
 
-const ANSWER: json::Limits = json::Limits { bytes: 64 * 1024, depth: 8 };
 const MAX_WORDS: usize = 200;
 
 pub(super) struct External {
@@ -50,27 +37,6 @@ pub(super) enum Failure {
     Refused(String),
     Unavailable(String),
     Lost(String),
-}
-
-#[derive(Serialize)]
-#[serde(rename_all = "camelCase")]
-struct SignBody<'a> {
-    network: &'a str,
-    network_passphrase: &'a str,
-    auth_entry_xdr: String,
-    address: &'a str,
-    payment: Payment<'a>,
-}
-
-/// Information for the signer's log; it decides on what it decodes.
-#[derive(Serialize)]
-#[serde(rename_all = "camelCase")]
-struct Payment<'a> {
-    payment_identifier: String,
-    asset: &'a str,
-    pay_to: &'a str,
-    amount: String,
-    sign_before: u64,
 }
 
 impl External {
@@ -110,14 +76,16 @@ impl External {
             return Ok(address);
         }
         let failed = SignerError::Address;
-        let url = self.url(&format!("/address?network={}", network.as_str().replace(':', "%3A")));
+        let query = network.as_str().replace(':', "%3A");
+        let url = self.url(&format!("{}?network={query}", wire::ADDRESS_PATH));
         let request = self.request(http::Method::GET, &url, Vec::new()).map_err(failed)?;
-        let limits = Limits { max_response_bytes: ANSWER.bytes, ..self.http.limits() };
+        let limits = Limits { max_response_bytes: wire::BODY.bytes, ..self.http.limits() };
         let response = self.http.send_within(request, limits).await.map_err(|e| failed(e.to_string()))?;
         if response.status() != http::StatusCode::OK {
             return Err(failed(format!("HTTP {}", response.status().as_u16())));
         }
-        let address = text_member(response.body(), "address").map_err(failed)?;
+        let answer: wire::Address<'_> = wire::read(response.body()).map_err(|e| failed(format!("the answer {e}")))?;
+        let address = answer.address.into_owned();
         if network.namespace() == "stellar" && !is_stellar_payer(&address) {
             return Err(failed("the answer is not a Stellar account".into()));
         }
@@ -128,45 +96,43 @@ impl External {
     /// The signer's answer, base64, not yet verified. One request, never a second.
     pub async fn sign(&self, request: Request<'_>) -> Result<String, Failure> {
         let transfer = request.draft.transfer();
-        let body = SignBody {
-            network: request.network,
-            network_passphrase: request.passphrase,
-            auth_entry_xdr: request.draft.preimage_base64(),
-            address: &transfer.payer,
-            payment: Payment {
-                payment_identifier: request.payment_id.short(),
-                asset: &transfer.asset,
-                pay_to: &transfer.pay_to,
-                amount: transfer.amount.to_string(),
-                sign_before: request.sign_before_ms,
+        let amount = transfer.amount.to_string();
+        let body = wire::SignRequest {
+            network: request.network.into(),
+            network_passphrase: request.passphrase.into(),
+            auth_entry_xdr: request.draft.preimage_base64().into(),
+            address: transfer.payer.as_str().into(),
+            payment: wire::Payment {
+                payment_identifier: request.payment_id.short().into(),
+                asset: transfer.asset.as_str().into(),
+                pay_to: transfer.pay_to.as_str().into(),
+                amount: amount.into(),
+                sign_before: Some(request.sign_before_ms),
             },
         };
         let body = serde_json::to_vec(&body).map_err(|_| Failure::Unavailable("the request cannot be built".into()))?;
         let http_request =
-            self.request(http::Method::POST, &self.url("/sign-auth-entry"), body).map_err(Failure::Unavailable)?;
-        let limits = Limits { timeout: request.timeout, max_response_bytes: ANSWER.bytes };
+            self.request(http::Method::POST, &self.url(wire::SIGN_PATH), body).map_err(Failure::Unavailable)?;
+        let limits = Limits { timeout: request.timeout, max_response_bytes: wire::BODY.bytes };
         let response = self.http.send_within(http_request, limits).await.map_err(|error: HttpError| {
             let words = error.to_string();
             if error.may_have_been_seen() { Failure::Lost(words) } else { Failure::Unavailable(words) }
         })?;
         match response.status().as_u16() {
-            200 => text_member(response.body(), "signedAuthEntryXdr").map_err(Failure::Lost),
-            status @ (401 | 403 | 422) => {
-                let why =
-                    ["reason", "error", "message"].iter().find_map(|name| text_member(response.body(), name).ok());
-                Err(Failure::Refused(why.unwrap_or_else(|| format!("HTTP {status}")).chars().take(MAX_WORDS).collect()))
+            200 => {
+                let answer: Result<wire::SignAnswer<'_>, _> = wire::read(response.body());
+                let answer = answer.map_err(|e| Failure::Lost(format!("the signer's answer {e}")))?;
+                Ok(answer.signed_auth_entry_xdr.into_owned())
+            }
+            status if wire::REFUSALS.contains(&status) => {
+                let said: wire::Refusal<'_> = wire::read(response.body()).unwrap_or_default();
+                let why = said.reason.or(said.error).or(said.message);
+                let why = why.unwrap_or_else(|| format!("HTTP {status}").into());
+                Err(Failure::Refused(why.chars().take(MAX_WORDS).collect()))
             }
             status => Err(Failure::Lost(format!("the signer answered HTTP {status}"))),
         }
     }
-}
-
-fn text_member(body: &[u8], name: &str) -> Result<String, String> {
-    let raw = json::check(body, ANSWER).map_err(|e| format!("the signer's answer {e}"))?;
-    json::member(raw, name)
-        .and_then(json::string)
-        .map(|text| text.into_owned())
-        .ok_or_else(|| format!("the signer's answer has no {name}"))
 }
 
 fn is_stellar_payer(address: &str) -> bool {

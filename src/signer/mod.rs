@@ -5,6 +5,7 @@
 mod external;
 pub mod keystore;
 mod local;
+pub mod wire;
 #[cfg(all(test, feature = "roles"))]
 mod tests;
 

@@ -13,7 +13,11 @@ use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use ed25519_dalek::{Signer as _, SigningKey};
 use serde_json::json;
-use stellar_xdr::{ReadXdr, ScVal, SorobanAuthorizationEntry, SorobanAuthorizedFunction, SorobanCredentials, WriteXdr};
+use stellar_xdr::{
+    Int128Parts, InvokeContractArgs, ReadXdr, ScBytes, ScMap, ScMapEntry, ScSymbol, ScVal, ScVec,
+    SorobanAddressCredentials, SorobanAddressCredentialsWithDelegates, SorobanAuthorizationEntry,
+    SorobanAuthorizedFunction, SorobanCredentials, WriteXdr,
+};
 use tokio_util::sync::CancellationToken;
 
 use super::*;
@@ -31,6 +35,7 @@ use crate::x402::Offer;
 const PASSPHRASE: &str = "Test SDF Network ; September 2015";
 const USDC: &str = "CBIELTK6YBZJU5UP2WWQEUCYKLPU6AUNZ2BQ4WWFEIE3USCIHMXQDAMA";
 const SELLER: &str = "GD6ROJBYLKQMOW3E7N4M2YBPUHMZD7PL65VRHRMO24BOVSBV5H3BQRSL";
+const XDR: stellar_xdr::Limits = stellar_xdr::Limits { depth: 100, len: 64 * 1024 };
 const NOW: u64 = 1_800_000_000_000;
 
 struct Hand(AtomicU64);
@@ -62,8 +67,17 @@ fn client(world: &World) -> Client {
     Client::new(world.clone(), Tls::Plain, Destination::Operator, Limits::default())
 }
 
+/// A smart account; nothing of it is deployed here.
+fn smart() -> String {
+    format!("{}", stellar_strkey::Contract([3; 32]))
+}
+
 /// A reservation whose lease and window are open, and its draft.
 fn reserved(world: &World) -> (Reserved, Draft) {
+    reserved_for(world, &address_of(&key()))
+}
+
+fn reserved_for(world: &World, payer: &str) -> (Reserved, Draft) {
     let text = json!({
         "scheme": "exact", "network": "stellar:testnet", "amount": "10000", "asset": USDC, "payTo": SELLER,
         "maxTimeoutSeconds": 60, "extra": {"areFeesSponsored": true},
@@ -78,8 +92,7 @@ fn reserved(world: &World) -> (Reserved, Draft) {
         min_ledger_ms: 4000,
     };
     let at = LedgerPoint { sequence: 1000, closed_at: NOW / 1000 };
-    let payer = address_of(&key());
-    let draft = Stellar::new(settings, client(world), world.clone()).draft(&offer, &payer, at).unwrap();
+    let draft = Stellar::new(settings, client(world), world.clone()).draft(&offer, payer, at).unwrap();
     let quote = Quote {
         agent: "local".parse().unwrap(),
         session: None,
@@ -99,7 +112,7 @@ fn reserved(world: &World) -> (Reserved, Draft) {
         _admitted: crate::guard::Admitted::for_a_test(),
     };
     let authorization = Authorization {
-        payer,
+        payer: payer.to_owned(),
         nonce: draft.nonce().to_string(),
         dead_after: draft.expiration().into(),
         at: at.sequence.into(),
@@ -288,61 +301,142 @@ async fn what_a_remote_signer_answers_wrongly_is_a_failure_and_is_asked_once() {
     }
 }
 
-/// The whole entry of `draft` with the payer's signature, changed by `edit`.
-fn whole(draft: &Draft, signature: &[u8], edit: fn(&mut SorobanAuthorizationEntry)) -> Vec<u8> {
-    use stellar_xdr::{HashIdPreimage, Limits, ScBytes, ScMap, ScMapEntry, ScSymbol, ScVec, SorobanAddressCredentials};
-    let preimage = STANDARD.decode(draft.preimage_base64()).unwrap();
-    let HashIdPreimage::SorobanAuthorization(p) = HashIdPreimage::from_xdr(preimage, Limits::none()).unwrap() else {
-        panic!("the Address arm")
-    };
+/// The form in which the host takes a G-account's signature.
+fn of_account(signature: &[u8]) -> ScVal {
     let field = |name: &str, bytes: &[u8]| ScMapEntry {
         key: ScVal::Symbol(ScSymbol(name.try_into().unwrap())),
         val: ScVal::Bytes(ScBytes(bytes.to_vec().try_into().unwrap())),
     };
     let members = vec![field("public_key", key().verifying_key().as_bytes()), field("signature", signature)];
     let map = ScVal::Map(Some(ScMap(members.try_into().unwrap())));
-    let mut entry = SorobanAuthorizationEntry {
+    ScVal::Vec(Some(ScVec(vec![map].try_into().unwrap())))
+}
+
+/// A form that some smart account's contract takes.
+fn of_contract(signature: &[u8]) -> ScVal {
+    ScVal::Bytes(ScBytes(signature.to_vec().try_into().unwrap()))
+}
+
+/// The whole entry of `draft` with this signature.
+fn whole(draft: &Draft, signature: ScVal) -> SorobanAuthorizationEntry {
+    use stellar_xdr::HashIdPreimage;
+    let preimage = STANDARD.decode(draft.preimage_base64()).unwrap();
+    let HashIdPreimage::SorobanAuthorization(p) = HashIdPreimage::from_xdr(preimage, XDR).unwrap() else {
+        panic!("the Address arm")
+    };
+    SorobanAuthorizationEntry {
         credentials: SorobanCredentials::Address(SorobanAddressCredentials {
-            address: address_of(&key()).parse().unwrap(),
+            address: draft.transfer().payer.parse().unwrap(),
             nonce: p.nonce,
             signature_expiration_ledger: p.signature_expiration_ledger,
-            signature: ScVal::Vec(Some(ScVec(vec![map].try_into().unwrap()))),
+            signature,
         }),
         root_invocation: p.invocation,
-    };
-    edit(&mut entry);
-    entry.to_xdr(Limits::none()).unwrap()
+    }
 }
 
 #[tokio::test]
 async fn a_whole_entry_is_taken_only_if_it_is_ours_but_for_the_signature() {
-    fn credentials(entry: &mut SorobanAuthorizationEntry) -> &mut stellar_xdr::SorobanAddressCredentials {
+    fn credentials(entry: &mut SorobanAuthorizationEntry) -> &mut SorobanAddressCredentials {
         let SorobanCredentials::Address(credentials) = &mut entry.credentials else { panic!("the Address arm") };
         credentials
     }
+    fn call(entry: &mut SorobanAuthorizationEntry, change: impl FnOnce(&mut InvokeContractArgs)) {
+        let SorobanAuthorizedFunction::ContractFn(call) = &mut entry.root_invocation.function else { panic!() };
+        change(call);
+    }
+    fn argument(entry: &mut SorobanAuthorizationEntry, index: usize, value: ScVal) {
+        call(entry, |call| {
+            let mut args = call.args.to_vec();
+            args[index] = value;
+            call.args = args.try_into().unwrap();
+        });
+    }
     type Edit = fn(&mut SorobanAuthorizationEntry);
-    let cases: [(&str, &str, Edit); 7] = [
+    let cases: [(&str, &str, Edit); 15] = [
         ("ours", "signed", |_| {}),
         ("expiration", "failed", |e| credentials(e).signature_expiration_ledger += 1000),
         ("nonce", "failed", |e| credentials(e).nonce ^= 1),
         ("address", "failed", |e| credentials(e).address = SELLER.parse().unwrap()),
+        ("another smart account", "failed", |e| credentials(e).address = USDC.parse().unwrap()),
         ("no signature", "failed", |e| credentials(e).signature = ScVal::Void),
-        ("arm", "failed", |e| e.credentials = SorobanCredentials::AddressV2(credentials(e).clone())),
-        ("recipient", "failed", |e| {
-            let SorobanAuthorizedFunction::ContractFn(call) = &mut e.root_invocation.function else { panic!() };
-            let mut args = call.args.to_vec();
-            args[1] = ScVal::Address(USDC.parse().unwrap());
-            call.args = args.try_into().unwrap();
+        ("the newer arm", "failed", |e| e.credentials = SorobanCredentials::AddressV2(credentials(e).clone())),
+        ("no credentials", "failed", |e| e.credentials = SorobanCredentials::SourceAccount),
+        ("delegates", "failed", |e| {
+            let address_credentials = credentials(e).clone();
+            let with = SorobanAddressCredentialsWithDelegates { address_credentials, delegates: Default::default() };
+            e.credentials = SorobanCredentials::AddressWithDelegates(with);
+        }),
+        ("payer", "failed", |e| argument(e, 0, ScVal::Address(SELLER.parse().unwrap()))),
+        ("recipient", "failed", |e| argument(e, 1, ScVal::Address(USDC.parse().unwrap()))),
+        ("amount", "failed", |e| argument(e, 2, ScVal::I128(Int128Parts { hi: 0, lo: 10_001 }))),
+        ("asset", "failed", |e| call(e, |c| c.contract_address = smart().parse().unwrap())),
+        ("function", "failed", |e| call(e, |c| c.function_name = ScSymbol("approve".try_into().unwrap()))),
+        ("a second call underneath", "failed", |e| {
+            e.root_invocation.sub_invocations = vec![e.root_invocation.clone()].try_into().unwrap();
         }),
     ];
-    for (what, expected, edit) in cases {
-        let (world, _) = world();
-        let (reserved, draft) = reserved(&world);
-        let asked = draft.clone();
-        let served = serving(move |body| signed(&whole(&asked, &honest(body), edit))).await;
-        let result = external(&served, &world).sign(reserved, draft, PASSPHRASE, &world).await;
-        assert_eq!(word(&result), expected, "{what}");
+    type Form = fn(&[u8]) -> ScVal;
+    for (payer, form) in [(address_of(&key()), of_account as Form), (smart(), of_contract as Form)] {
+        for (what, expected, edit) in cases {
+            let (world, _) = world();
+            let (reserved, draft) = reserved_for(&world, &payer);
+            let served = {
+                let draft = draft.clone();
+                serving(move |body| {
+                    let mut entry = whole(&draft, form(&honest(body)));
+                    edit(&mut entry);
+                    signed(&entry.to_xdr(XDR).unwrap())
+                })
+                .await
+            };
+            let result = external(&served, &world).sign(reserved, draft, PASSPHRASE, &world).await;
+            assert_eq!(word(&result), expected, "{what} of {payer}");
+            assert_eq!(served.asked.load(Ordering::SeqCst), 1, "{what} of {payer}: asked once");
+        }
     }
+}
+
+#[tokio::test]
+async fn a_smart_accounts_signer_answers_with_the_whole_entry_or_not_at_all() {
+    let (world, hand) = world();
+    let cases: Vec<(&str, &str, Answer)> = vec![
+        ("a bare signature", "smart account (C…)", Arc::new(|body| signed(&honest(body)))),
+        ("nothing", "neither", Arc::new(|_| signed(&[]))),
+        ("too long an answer", "larger", Arc::new(|_| signed(&[0; 200_000]))),
+        ("a redirect", "302", Arc::new(|_| (StatusCode::FOUND, [(header::LOCATION, "/address")]).into_response())),
+        ("500", "500", Arc::new(|_| StatusCode::INTERNAL_SERVER_ERROR.into_response())),
+    ];
+    for (what, why, answer) in cases {
+        let served = serving(move |body| answer(body)).await;
+        let (reserved, draft) = reserved_for(&world, &smart());
+        let result = external(&served, &world).sign(reserved, draft, PASSPHRASE, &world).await;
+        let Err(NotSigned::Failed(_, words)) = result else { panic!("{what}: {}", word(&result)) };
+        assert!(words.contains(why), "{what}: {words}");
+        assert_eq!(served.asked.load(Ordering::SeqCst), 1, "{what}: asked once");
+    }
+
+    // An entry behind which more bytes stand, and a right one that comes too late.
+    for (late, more, expected) in [(0, 4, "failed"), (10_000, 0, "failed"), (0, 0, "signed")] {
+        hand.0.store(NOW, Ordering::SeqCst);
+        let (reserved, draft) = reserved_for(&world, &smart());
+        let (entry, clock) = (draft.clone(), hand.clone());
+        let served = serving(move |body| {
+            clock.0.store(NOW + late, Ordering::SeqCst);
+            let mut bytes = whole(&entry, of_contract(&honest(body))).to_xdr(XDR).unwrap();
+            bytes.extend(vec![0; more]);
+            signed(&bytes)
+        })
+        .await;
+        let result = external(&served, &world).sign(reserved, draft, PASSPHRASE, &world).await;
+        assert_eq!(word(&result), expected, "{more} bytes more, {late} ms later");
+    }
+
+    // A key of this process is no smart account's.
+    hand.0.store(NOW, Ordering::SeqCst);
+    let own = Signer::env_secret(seed_of(&key())).unwrap();
+    let (reserved, draft) = reserved_for(&world, &smart());
+    assert_eq!(word(&own.sign(reserved, draft, PASSPHRASE, &world).await), "failed");
 }
 
 #[tokio::test]
@@ -422,15 +516,27 @@ async fn nothing_is_asked_outside_the_window_or_the_lease_or_for_another_payment
 
 #[tokio::test]
 async fn an_address_that_is_none_is_refused_and_a_seed_that_is_none_too() {
-    for answer in [json!({"address": "GABC"}), json!({"address": USDC.to_lowercase()}), json!({}), json!([])] {
-        let app = Router::new().route("/address", get(move || async move { axum::Json(answer) }));
+    let (ours, muxed) = (address_of(&key()), "MA7QYNF7SOWQ3GLR2BGMZEHXAVIRZA4KVWLTJJFC7MGXUA74P7UJUAAAAAAAAAAAACJUQ");
+    for answer in [
+        json!({"address": "GABC"}).to_string(),
+        json!({"address": USDC.to_lowercase()}).to_string(),
+        json!({"address": muxed}).to_string(),
+        json!({"address": seed_of(&key()).as_str()}).to_string(),
+        format!(r#"{{"address": "{ours}", "address": "{USDC}"}}"#),
+        format!(r#"{{"address": "{ours}", "more": "{}"}}"#, "x".repeat(100_000)),
+        "{}".into(),
+        "[]".into(),
+        ours.clone(),
+    ] {
+        let app = Router::new().route("/address", get(move || async move { answer }));
         let (world, _) = machine::world();
         let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
         let base: Url = format!("http://{}/", listener.local_addr().unwrap()).parse().unwrap();
         let stop = CancellationToken::new();
         world.spawn.spawn(Box::pin(serve(machine::TcpListener(listener), world.clone(), app, stop.clone())));
         let signer = Signer::external(base, None, client(&world)).unwrap();
-        assert!(signer.address(&"stellar:testnet".parse().unwrap()).await.is_err());
+        let error = signer.address(&"stellar:testnet".parse().unwrap()).await.unwrap_err().to_string();
+        assert!(!error.contains(seed_of(&key()).as_str()), "{error}");
         stop.cancel();
     }
     let secret = seed_of(&key());

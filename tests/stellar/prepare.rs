@@ -110,7 +110,7 @@ fn what_cannot_be_paid_is_not_drafted() {
         "payTo",
     );
     let offer = local.offer();
-    for payer in [USDC, muxed, "", "GABC"] {
+    for payer in [muxed, "", "GABC", &USDC.to_lowercase()] {
         assert!(stellar.draft(&offer, payer, local.here()).is_err(), "{payer}");
     }
     let drafts: std::collections::BTreeSet<i64> = (0..50).map(|_| local.draft(&stellar).nonce()).collect();

@@ -55,11 +55,6 @@ impl Draft {
         max_time: u64,
     ) -> Result<Draft, ChainError> {
         let payer = address(&transfer.payer, "payer")?;
-        if !matches!(payer, ScAddress::Account(_)) {
-            return Err(ChainError::Unsupported(
-                "the payer is a smart account (C…): this version pays from G-accounts only".into(),
-            ));
-        }
         let to = address(&transfer.pay_to, "payTo")?;
         let ScAddress::Contract(asset) = address(&transfer.asset, "asset")? else {
             return Err(ChainError::Unsupported("the asset is not a token contract (C…)".into()));
@@ -148,7 +143,8 @@ impl Draft {
         }
     }
 
-    /// The entry with this signature, if it is the payer's over exactly this draft.
+    /// The entry with this signature, if it is the payer's over exactly this draft. A smart account has no key that
+    /// could verify it here.
     pub fn attach(self, signature: &[u8; 64]) -> Result<SignedEntry, ChainError> {
         let key = account_key(&self.payer)?;
         let verifying = VerifyingKey::from_bytes(&key)
@@ -167,34 +163,44 @@ impl Draft {
         Ok(SignedEntry { entry: self.entry(value), draft: self })
     }
 
-    /// A signer's answer: a 64-byte signature or a whole signed entry, base64. A whole entry must be ours but for its
-    /// signature.
+    /// A signer's answer: a 64-byte signature or a whole signed entry, base64. A whole entry must be ours, byte for byte,
+    /// but for its signature. A G-account's signature is verified here; a smart account's is what its contract takes, and
+    /// only the enforcing simulation proves it.
     pub fn attach_base64(self, answer: &str) -> Result<SignedEntry, ChainError> {
-        let bytes = BASE64.decode(answer).map_err(|_| ChainError::Refused("the signature is not base64".into()))?;
+        let refused = |why: &str| ChainError::Refused(why.into());
+        let bytes = BASE64.decode(answer).map_err(|_| refused("the signature is not base64"))?;
         if let Ok(signature) = <[u8; 64]>::try_from(bytes.as_slice()) {
             return self.attach(&signature);
         }
         let entry = SorobanAuthorizationEntry::from_xdr(&bytes, XDR)
-            .map_err(|_| ChainError::Refused("neither a 64-byte signature nor a signed entry".into()))?;
+            .map_err(|_| refused("neither a 64-byte signature nor a signed entry"))?;
         let (SorobanCredentials::Address(credentials) | SorobanCredentials::AddressV2(credentials)) =
             &entry.credentials
         else {
-            return Err(ChainError::Refused("the signed entry has another kind of credentials".into()));
+            return Err(refused("the signed entry has another kind of credentials"));
         };
-        if self.entry(credentials.signature.clone()) != entry {
-            return Err(ChainError::Refused("the signed entry is not the one that was asked for".into()));
+        let signature = credentials.signature.clone();
+        if encode(&self.entry(signature.clone())) != bytes {
+            return Err(refused("the signed entry is not the one that was asked for"));
         }
-        let signature = raw_signature(&credentials.signature)
-            .ok_or_else(|| ChainError::Refused("the signed entry has no Ed25519 signature of one key".into()))?;
+        if matches!(self.payer, ScAddress::Contract(_)) {
+            return match signature {
+                ScVal::Void => Err(refused("the signed entry has no signature")),
+                _ => Ok(SignedEntry { draft: self, entry }),
+            };
+        }
+        let signature =
+            raw_signature(&signature).ok_or_else(|| refused("the signed entry has no Ed25519 signature of one key"))?;
         let signed = self.attach(&signature)?;
         if signed.entry != entry {
-            return Err(ChainError::Refused("the signed entry names another key".into()));
+            return Err(refused("the signed entry names another key"));
         }
         Ok(signed)
     }
 }
 
-/// The entry with its signature, verified against the payer's key. No Debug: it can be spent by anyone who sees it.
+/// The entry with its signature: a G-account's is verified, a smart account's is not proven yet. No Debug: it can be
+/// spent by anyone who sees it.
 pub struct SignedEntry {
     pub(super) draft: Draft,
     pub(super) entry: SorobanAuthorizationEntry,
@@ -230,10 +236,15 @@ pub(super) fn address(text: &str, what: &str) -> Result<ScAddress, ChainError> {
     }
 }
 
+/// A G-account's own key.
 pub(super) fn account_key(address: &ScAddress) -> Result<[u8; 32], ChainError> {
     match address {
         ScAddress::Account(AccountId(PublicKey::PublicKeyTypeEd25519(Uint256(key)))) => Ok(*key),
-        _ => Err(ChainError::Unsupported("the payer is not a G-account".into())),
+        _ => Err(ChainError::Refused(
+            "the payer is a smart account (C…), whose signature is what its contract takes: the signer must answer with \
+             the whole signed entry, not with 64 bytes"
+                .into(),
+        )),
     }
 }
 
@@ -362,12 +373,40 @@ mod tests {
     }
 
     #[test]
+    fn a_smart_account_pays_by_a_whole_entry_whose_signature_alone_is_its_own() {
+        let (v, draft) = vectors().remove(0);
+        let key = key(&v.secret_seed_strkey);
+        for credentials in [Credentials::Address, Credentials::AddressV2] {
+            let transfer = Transfer { payer: draft.transfer.asset.clone(), ..draft.transfer.clone() };
+            let smart = Draft::new(transfer, draft.network_id, credentials, 5, 100, 0).unwrap();
+            assert!(matches!(smart.call.args[0], ScVal::Address(ScAddress::Contract(_))));
+            let bare = key.sign(&smart.digest()).to_bytes();
+            for answer in [smart.clone().attach(&bare), smart.clone().attach_base64(&BASE64.encode(bare))] {
+                assert!(answer.err().unwrap().to_string().contains("smart account (C…)"));
+            }
+            // Whatever its contract takes: a map, bytes, a number.
+            for value in [ScVal::Bytes(ScBytes(bare.to_vec().try_into().unwrap())), ScVal::U32(1), ScVal::Map(None)] {
+                let entry = smart.entry(value);
+                let signed = smart.clone().attach_base64(&BASE64.encode(encode(&entry))).unwrap();
+                assert_eq!(signed.entry, entry);
+            }
+            let other = Draft { nonce: smart.nonce ^ 1, ..smart.clone() };
+            for entry in [smart.entry(ScVal::Void), other.entry(ScVal::U32(1)), draft.entry(ScVal::U32(1))] {
+                assert!(smart.clone().attach_base64(&BASE64.encode(encode(&entry))).is_err());
+            }
+            let mut longer = encode(&smart.entry(ScVal::U32(1)));
+            longer.extend([0; 4]);
+            assert!(smart.clone().attach_base64(&BASE64.encode(longer)).is_err(), "bytes behind the entry");
+        }
+    }
+
+    #[test]
     fn addresses_and_amounts_that_cannot_be_paid_are_refused_by_name() {
         let (_, draft) = vectors().remove(0);
         let good = draft.transfer.clone();
         let new = |transfer| Draft::new(transfer, [0; 32], Credentials::Address, 1, 1, 0).map_err(|e| e.to_string());
         for (transfer, word) in [
-            (Transfer { payer: good.asset.clone(), ..good.clone() }, "smart account"),
+            (Transfer { payer: "GABC".into(), ..good.clone() }, "payer"),
             (Transfer { pay_to: "GABC".into(), ..good.clone() }, "payTo"),
             (Transfer { pay_to: good.pay_to.to_lowercase(), ..good.clone() }, "payTo"),
             (Transfer { asset: good.payer.clone(), ..good.clone() }, "token contract"),

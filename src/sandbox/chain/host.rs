@@ -11,17 +11,17 @@ use soroban_env_host::e2e_invoke::{
     extract_rent_changes, invoke_host_function,
 };
 use soroban_env_host::fees::compute_rent_fee;
-use soroban_env_host::storage::{EntryWithLiveUntil, SnapshotSource};
-use soroban_env_host::{HostError, LedgerInfo};
+use soroban_env_host::storage::{EntryWithLiveUntil, SnapshotSource, Storage};
+use soroban_env_host::{Host, HostError, LedgerInfo, ModuleCache};
 use soroban_simulation::simulation::{
     InvokeHostFunctionSimulationResult, SimulationAdjustmentConfig, simulate_invoke_host_function_op,
 };
 use stellar_xdr::{
     AccountId, ContractEvent, DiagnosticEvent, HostFunction, LedgerEntry, LedgerEntryChange, LedgerEntryChanges,
-    LedgerKey, ReadXdr, ScVal, SorobanAuthorizationEntry, SorobanResources,
+    LedgerEntryData, LedgerKey, ReadXdr, ScVal, SorobanAuthorizationEntry, SorobanResources,
 };
 
-use super::ledger::{Chain, Shared, lock};
+use super::ledger::{Chain, PROTOCOL, Shared, lock};
 use super::xdr::{LIMITS, encode};
 
 /// Which authorization a simulation takes or makes.
@@ -170,7 +170,7 @@ pub fn execute(
         seed.to_vec(),
         diagnostics,
         None,
-        None,
+        modules(chain, resources).map_err(host)?,
     )
     .map_err(host)?;
     let value = ran.encoded_invoke_result.map_err(host)?;
@@ -187,6 +187,28 @@ pub fn execute(
         rent_fee,
         event_bytes: u32::try_from(event_bytes).map_err(|_| "too many events".to_owned())?,
     })
+}
+
+/// The footprint's contracts, parsed: validators keep them so, and a simulation charges no more than that.
+fn modules(chain: &Chain, resources: &SorobanResources) -> Result<Option<ModuleCache>, HostError> {
+    let footprint = &resources.footprint;
+    let stored = footprint.read_only.iter().chain(footprint.read_write.iter()).filter_map(|key| chain.store.get(key));
+    let codes: Vec<_> = stored
+        .filter_map(|stored| match &stored.entry.data {
+            LedgerEntryData::ContractCode(code) => Some(code.code.as_slice()),
+            _ => None,
+        })
+        .collect();
+    if codes.is_empty() {
+        return Ok(None);
+    }
+    // Outside of every transaction's budget.
+    let context = Host::with_storage_and_budget(Storage::default(), Budget::default());
+    let cache = ModuleCache::new(&context)?;
+    for code in codes {
+        cache.parse_and_cache_module_simple(&context, PROTOCOL, code)?;
+    }
+    Ok(Some(cache))
 }
 
 fn differences(

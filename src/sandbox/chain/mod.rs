@@ -4,8 +4,8 @@
 //!
 //! Real: the host with its authorization, nonces, expirations, balances and metering; the checks of an envelope; fees
 //! by the network's formulas; the life of temporary entries. Not real: there is no consensus and no state on disk (a
-//! network lives as long as its process), accounts and trustlines come to be by [`LocalNetwork::fund`] and
-//! [`LocalNetwork::trust`] only, nothing is archived, and prices are the public ones as remembered.
+//! network lives as long as its process), accounts, trustlines and contracts come to be by [`LocalNetwork::fund`],
+//! [`LocalNetwork::trust`] and [`LocalNetwork::install_contract`] only, nothing is archived, and prices are the public ones as remembered.
 
 mod account;
 mod admission;
@@ -23,8 +23,9 @@ use std::time::Duration;
 
 use soroban_simulation::NetworkConfig;
 use stellar_xdr::{
-    AccountId, AlphaNum4, Asset, AssetCode4, ContractExecutable, ContractId, ContractIdPreimage, CreateContractArgs,
-    Hash, HashIdPreimage, HashIdPreimageContractId, HostFunction, LedgerEntryData,
+    AccountId, AlphaNum4, Asset, AssetCode4, ContractExecutable, ContractId, ContractIdPreimage,
+    ContractIdPreimageFromAddress, CreateContractArgs, Hash, HashIdPreimage, HashIdPreimageContractId, HostFunction,
+    Int128Parts, InvokeContractArgs, LedgerEntryData, ScAddress, ScSymbol, ScVal, Uint256,
 };
 use zeroize::Zeroizing;
 
@@ -83,7 +84,7 @@ impl Default for Options {
 pub enum NetworkError {
     #[error("{0}")]
     Options(&'static str),
-    #[error("the network's first ledger cannot be made: {0}")]
+    #[error("the network cannot be furnished: {0}")]
     Genesis(String),
 }
 
@@ -181,6 +182,37 @@ impl LocalNetwork {
         lock(&self.inner.chain).trust(account, balance);
     }
 
+    /// Puts a contract on the network: a smart account, say.
+    pub fn install_contract(&self, wasm: &[u8]) -> Result<ContractId, NetworkError> {
+        let upload = HostFunction::UploadContractWasm(wasm.to_vec().try_into()?);
+        arrange(&self.inner.chain, upload)?;
+        let issuer = USDC_ISSUER.parse().map_err(|_| NetworkError::Genesis("issuer".into()))?;
+        let create = HostFunction::CreateContract(CreateContractArgs {
+            contract_id_preimage: ContractIdPreimage::Address(ContractIdPreimageFromAddress {
+                address: ScAddress::Account(issuer),
+                salt: Uint256(self.inner.world.random()),
+            }),
+            executable: ContractExecutable::Wasm(Hash(sha256(wasm))),
+        });
+        match arrange(&self.inner.chain, create)? {
+            ScVal::Address(ScAddress::Contract(contract)) => Ok(contract),
+            other => Err(NetworkError::Genesis(format!("no contract was made, but {other:?}"))),
+        }
+    }
+
+    /// Mints USDC, in atomic units, to a contract.
+    pub fn endow(&self, contract: &ContractId, amount: i64) -> Result<(), NetworkError> {
+        let usdc = lock(&self.inner.chain).contract.clone();
+        let to = ScAddress::Contract(contract.clone());
+        let amount = Int128Parts { hi: amount >> 63, lo: amount as u64 };
+        let mint = HostFunction::InvokeContract(InvokeContractArgs {
+            contract_address: ScAddress::Contract(usdc),
+            function_name: ScSymbol("mint".try_into()?),
+            args: vec![ScVal::Address(to), ScVal::I128(amount)].try_into()?,
+        });
+        arrange(&self.inner.chain, mint).map(|_| ())
+    }
+
     /// USDC in atomic units; `None` without a trustline.
     pub fn balance(&self, account: &AccountId) -> Option<i64> {
         lock(&self.inner.chain).balance(account)
@@ -263,21 +295,34 @@ fn genesis(options: &Options, world: &World) -> Result<Shared, NetworkError> {
         contract_id_preimage: preimage,
         executable: ContractExecutable::StellarAsset,
     });
+    arrange(&chain, create)?;
+    Ok(chain)
+}
+
+/// Runs `function` as the asset's issuer, outside any transaction: its effect is as if it had always been there, so
+/// every node sees it at once, also one that lags.
+fn arrange(chain: &Shared, function: HostFunction) -> Result<ScVal, NetworkError> {
+    let issuer: AccountId = USDC_ISSUER.parse().map_err(|_| NetworkError::Genesis("issuer".into()))?;
+    let at = lock(chain).seq;
     let auth = Auth::Record { address_v2: false, root_only: true };
-    let simulated = simulate(&chain, ledger::FIRST, create.clone(), auth, &issuer, [0; 32])
+    let simulated = simulate(chain, at, function.clone(), auth, &issuer, [0; 32])
         .map_err(|error| NetworkError::Genesis(error.to_string()))?;
     let data = simulated
         .transaction_data
         .ok_or_else(|| NetworkError::Genesis(format!("{:?}", simulated.invoke_result.err())))?;
-    let mut guard = lock(&chain);
-    let info = guard.info(ledger::FIRST).ok_or_else(|| NetworkError::Genesis("no first ledger".into()))?;
-    let invocation =
-        host::Invocation { function: &create, auth: &[], resources: &data.resources, source: &issuer, seed: [0; 32] };
+    let mut guard = lock(chain);
+    let info = guard.info(at).ok_or_else(|| NetworkError::Genesis("the ledger is not kept".into()))?;
+    let invocation = host::Invocation {
+        function: &function,
+        auth: &simulated.auth,
+        resources: &data.resources,
+        source: &issuer,
+        seed: [0; 32],
+    };
     let made = host::execute(&guard, info, &invocation, &mut Vec::new()).map_err(NetworkError::Genesis)?;
     apply::commit(&mut guard, made.writes);
     guard.store.take_undo();
-    drop(guard);
-    Ok(chain)
+    Ok(made.value)
 }
 
 #[cfg(test)]
