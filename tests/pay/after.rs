@@ -345,6 +345,34 @@ pub async fn a_row_that_somebody_settled_meanwhile_stays_settled() {
     assert_eq!(bench.call(json!({"idempotencyKey": KEY})).await, answer, "the outcome is stored");
 }
 
+/// The receipt that the agent gets and the ledger never name two transactions.
+#[tokio::test]
+pub async fn a_receipt_with_another_transaction_than_the_booked_one_names_the_booked_one() {
+    let bench = Bench::new().await;
+    let mut other = receipt();
+    other["transaction"] = json!("cd".repeat(32));
+    bench.says(|s| s.paid = Some(result(&with_receipt(output(), &other))));
+    bench.ledger.fail(Fault::SettledBeforeSettle);
+    let answer = bench.call(json!({"idempotencyKey": KEY})).await;
+    assert_eq!(answer["receipt"]["transaction"], TRANSACTION, "{answer}");
+    assert!(answer.to_string().contains("sunny"));
+    assert_eq!(bench.row(&answer).await.transaction.as_deref(), Some(TRANSACTION));
+    assert_eq!(bench.call(json!({"idempotencyKey": KEY})).await, answer, "the outcome is stored");
+}
+
+#[tokio::test]
+pub async fn a_settled_payment_does_not_take_anothers_transaction_and_its_output_is_kept() {
+    let bench = Bench::new().await;
+    bench.call(json!({"arguments": {"city": "Thun"}})).await;
+    bench.ledger.fail(Fault::SettledWithoutTransaction);
+    let answer = bench.call(json!({"idempotencyKey": KEY})).await;
+    assert_eq!(answer["receipt"]["status"], "settled", "{answer}");
+    assert_eq!(answer["receipt"]["transaction"], Value::Null);
+    assert!(answer.to_string().contains("sunny"));
+    assert_eq!(bench.state(&answer).await.0, "Settled");
+    assert_eq!(bench.call(json!({"idempotencyKey": KEY})).await, answer, "the outcome is stored");
+}
+
 #[tokio::test]
 pub async fn a_receipt_for_a_released_row_is_a_mismatch() {
     let bench = Bench::new().await;

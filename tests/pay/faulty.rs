@@ -24,6 +24,8 @@ pub enum Fault {
     /// Another process closes the row before the story's own last word.
     ReleasedBeforeSettle,
     SettledBeforeSettle,
+    /// By evidence that names no transaction.
+    SettledWithoutTransaction,
     SettledBeforeDoubt,
     /// Somebody met the row after its lease had run out.
     DoubtedBeforeDoubt,
@@ -98,11 +100,11 @@ impl Faulty {
         self.others.lock().unwrap().push(method);
     }
 
-    async fn settled_by_another(&self, id: PaymentId) {
+    async fn settled_by_another(&self, id: PaymentId, transaction: Option<&str>) {
         let request = SettleRequest {
             payment_id: id,
             amount: Amount::from_u64(super::bench::PRICE),
-            transaction: Some(super::bench::TRANSACTION),
+            transaction,
             evidence: Evidence::Chain,
             outcome: None,
             unfinished: false,
@@ -188,7 +190,10 @@ impl Ledger for Faulty {
                 assert!(self.real.release(request.payment_id, &lease, Reason::ExpiredUnspent).await?);
             }
             if self.happens(Fault::SettledBeforeSettle) {
-                self.settled_by_another(request.payment_id).await;
+                self.settled_by_another(request.payment_id, Some(super::bench::TRANSACTION)).await;
+            }
+            if self.happens(Fault::SettledWithoutTransaction) {
+                self.settled_by_another(request.payment_id, None).await;
             }
             self.real.settle(request).await
         })
@@ -198,7 +203,7 @@ impl Ledger for Faulty {
         self.count("in_doubt");
         Box::pin(async move {
             if self.happens(Fault::SettledBeforeDoubt) {
-                self.settled_by_another(id).await;
+                self.settled_by_another(id, Some(super::bench::TRANSACTION)).await;
             }
             if self.happens(Fault::DoubtedBeforeDoubt) {
                 assert!(self.real.in_doubt(id, lease, Reason::LeaseExpired).await?);
