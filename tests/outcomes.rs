@@ -157,13 +157,22 @@ const CASES: &[Case] = &[
             after::a_ledger_that_is_busy_for_a_moment_loses_no_receipt,
         ],
     ),
-    (54, "success with receipt", &[after::a_row_that_somebody_settled_meanwhile_stays_settled]),
+    (
+        54,
+        "success with receipt",
+        &[
+            after::a_row_that_somebody_settled_meanwhile_stays_settled,
+            after::a_receipt_with_another_transaction_than_the_booked_one_names_the_booked_one,
+            after::a_settled_payment_does_not_take_anothers_transaction_and_its_output_is_kept,
+        ],
+    ),
     (55, "receipt_mismatch", &[after::a_receipt_for_a_released_row_is_a_mismatch]),
     (
         56,
         "as the lookup rows",
         &[
             after::a_row_that_is_no_longer_ours_answers_for_itself,
+            after::an_output_without_a_receipt_is_that_of_a_row_that_was_settled_meanwhile,
             after::a_late_owner_of_a_row_in_doubt_still_hands_over_what_came,
             recover::an_owner_that_is_late_changes_nothing_and_says_what_the_row_says,
         ],

@@ -29,7 +29,7 @@ pub(super) struct Paid {
     pub unfinished: bool,
 }
 
-pub(super) fn judge(terms: &Terms, answer: Result<ToolAnswer, UpstreamError>) -> Judged {
+pub(super) fn judge(terms: &Terms, answer: &Result<ToolAnswer, UpstreamError>) -> Judged {
     let id = terms.id;
     let answer = match answer {
         Ok(answer) => answer,
@@ -38,7 +38,7 @@ pub(super) fn judge(terms: &Terms, answer: Result<ToolAnswer, UpstreamError>) ->
             return Judged::Unsettled(Reason::NoAnswer, PayError::NoAnswer { id, detail });
         }
     };
-    let (classified, claim) = match &answer {
+    let (classified, claim) = match answer {
         ToolAnswer::Result(result) => (x402::classify(result), Settlement::from_result(result)),
         ToolAnswer::Error { code, data, .. } => {
             let claim = data.as_deref().map_or(Ok(None), Settlement::from_error_data);
@@ -50,16 +50,16 @@ pub(super) fn judge(terms: &Terms, answer: Result<ToolAnswer, UpstreamError>) ->
     let again = |words: String| Judged::Unsettled(Reason::ChallengedAgain, PayError::ChallengedAgain { id, words });
     let seller = match classified {
         // A tool may talk about payments: no flag says that this is a challenge, and it was paid for.
-        Answer::BrokenChallenge(Broken::NotMarked) if is_right && is_unmarked(&answer) => SellerOutput::of(&answer),
+        Answer::BrokenChallenge(Broken::NotMarked) if is_right && is_unmarked(answer) => SellerOutput::of(answer),
         Answer::Challenge(challenge) => return again(words(challenge.error.as_deref().unwrap_or_default())),
         Answer::BrokenChallenge(broken) => return again(broken.word().to_owned()),
         Answer::InputRequired { input_requests, request_state } => {
             SellerOutput::asking(input_requests.as_deref(), request_state.as_deref())
         }
-        Answer::Other => SellerOutput::of(&answer),
+        Answer::Other => SellerOutput::of(answer),
     };
     let unfinished = seller.asks();
-    let whole = output::whole(&answer);
+    let whole = output::whole(answer);
     if let Some(booked) = &terms.booked {
         // It is paid, whatever receipt is beside the output or none: only a failure may be another answer next time.
         if is_right || unfinished || !seller.failed() {

@@ -16,9 +16,9 @@ use super::error::PayError;
 use super::judge::{Judged, Paid, alert_mismatch, judge};
 use super::output::{CallOutcome, Ending, Extra, SellerOutput};
 use super::parcel::Parcel;
-use super::terms::{Held, Holder};
+use super::terms::{Held, Holder, Terms};
 use crate::chain::stellar::Stellar;
-use crate::ledger::{Evidence, Ledger, LedgerError, Reason, SettleOutcome, SettleRequest};
+use crate::ledger::{By, Evidence, Ledger, LedgerError, Reason, SettleOutcome, SettleRequest};
 use crate::mcp::Progress;
 use crate::money::{Amount, Network, PaymentId};
 use crate::ports::World;
@@ -99,8 +99,8 @@ impl Courier {
         answer: Result<ToolAnswer, UpstreamError>,
         ready: impl Future<Output = ()>,
     ) -> Result<CallOutcome, PayError> {
-        match judge(&held.terms, answer) {
-            Judged::Paid(paid) => self.record(held, paid).await,
+        let end = match judge(&held.terms, &answer) {
+            Judged::Paid(paid) => return self.record(held, paid).await,
             Judged::Asks(seller) => {
                 ready.await;
                 self.doubt(held, Reason::InputRequired, Ok(open_input(held, &seller))).await
@@ -109,6 +109,27 @@ impl Courier {
                 ready.await;
                 self.doubt(held, reason, Err(error)).await
             }
+        };
+        match end {
+            Ok(CallOutcome { ending: Ending::Undelivered | Ending::Evicted, .. }) if held.terms.booked.is_none() => {
+                self.found_settled(held, &answer).await.unwrap_or(end)
+            }
+            end => end,
+        }
+    }
+
+    /// Somebody else settled the row, on other evidence and without an output: what came here is that output, as a
+    /// recovery would judge it.
+    async fn found_settled(
+        &self,
+        held: &Held,
+        answer: &Result<ToolAnswer, UpstreamError>,
+    ) -> Option<Result<CallOutcome, PayError>> {
+        let row = self.ledger.lookup(&held.terms.agent, By::Id(held.terms.id)).await.ok()??;
+        let held = Held { terms: Terms::of_row(&row), ..held.clone() };
+        match judge(&held.terms, answer) {
+            Judged::Paid(paid) if held.terms.booked.is_some() => Some(self.record(&held, paid).await),
+            _ => None,
         }
     }
 

@@ -386,11 +386,29 @@ pub async fn a_receipt_for_a_released_row_is_a_mismatch() {
 #[tokio::test]
 pub async fn a_row_that_is_no_longer_ours_answers_for_itself() {
     let bench = Bench::new().await;
-    bench.says(|s| s.paid = Some(result(&output())));
+    bench.says(|s| s.paid = Some(Reply::status(500, "{}")));
     bench.ledger.fail(Fault::SettledBeforeDoubt);
     let answer = bench.call(json!({})).await;
     assert_eq!((&answer["outcome"], &answer["receipt"]["status"]), (&json!("undelivered"), &json!("settled")));
     assert_eq!(bench.state(&answer).await.0, "Settled");
+}
+
+/// The chain settled it while the seller answered without a receipt.
+#[tokio::test]
+pub async fn an_output_without_a_receipt_is_that_of_a_row_that_was_settled_meanwhile() {
+    for (paid, unfinished) in [(output(), false), (asks(), true)] {
+        let bench = Bench::new().await;
+        bench.says(|s| s.paid = Some(result(&paid)));
+        bench.ledger.fail(Fault::SettledBeforeDoubt);
+        let answer = bench.call(json!({"idempotencyKey": KEY})).await;
+        assert_eq!(answer["receipt"]["transaction"], TRANSACTION, "{answer}");
+        assert!(unfinished || answer.to_string().contains("sunny"), "{answer}");
+        assert_eq!(answer["inputRequired"]["requestState"] == "s", unfinished);
+        let row = bench.row(&answer).await;
+        assert_eq!((row.has_outcome, row.outcome_unfinished, row.has_payload), (true, unfinished, unfinished));
+        assert_eq!(bench.call(json!({"idempotencyKey": KEY})).await, answer, "the outcome is stored");
+        assert_eq!(bench.calls(), (1, 1), "nothing is sent again for it");
+    }
 }
 
 #[tokio::test]
