@@ -229,8 +229,8 @@ mod tests {
         for state in [Reserved, InDoubt, Settled, Released] {
             assert!(found(row(state)).is_empty(), "{state:?}");
         }
-        let day = 24 * 3_600_000;
-        let cases: [(State, fn(&mut Audited), &str); 15] = [
+        type Change = fn(&mut Audited);
+        let cases: [(State, Change, &str); 15] = [
             (InDoubt, |r| r.due = None, "due"),
             (Settled, |r| r.due = Some(1), "due"),
             (InDoubt, |r| r.due = Some(NOW + 32 * DAY_MS), "due"),
@@ -252,7 +252,8 @@ mod tests {
             change(&mut row);
             assert_eq!(found(row), [what], "case {n}");
         }
-        let kept = Audited { has_payload: true, payload_expires: Some(NOW + day), has_outcome: true, ..row(Settled) };
+        let kept =
+            Audited { has_payload: true, payload_expires: Some(NOW + DAY_MS), has_outcome: true, ..row(Settled) };
         assert!(found(kept).is_empty());
     }
 }

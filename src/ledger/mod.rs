@@ -500,16 +500,19 @@ pub struct Difference {
 
 /// The ledger: SQLite or PostgreSQL; one test table serves both.
 pub trait Ledger: Send + Sync + 'static {
-    /// A reserved row whose lease has expired is moved to in_doubt in the same statement.
+    /// A reserved row whose lease has expired is moved to in_doubt in the same statement. The key of an archived payment
+    /// finds nothing here: [`Decision::KeySpent`] refuses it when it would reserve.
     fn lookup<'a>(&'a self, agent: &'a AgentId, by: By<'a>) -> LedgerResult<'a, Option<Payment>>;
     /// Use [`reserve`].
     fn decide<'a>(&'a self, intent: &'a Intent) -> LedgerResult<'a, Decision>;
     /// Stores the sealed signed payload with where it goes (endpoint, transport, tool, rounds), while the paid request is
-    /// under way. `false`: nothing is stored, because there is no sealing key, or the row is closed or not ours.
+    /// under way. `false`: nothing is stored, because there is no sealing key, or the row is closed or not ours. Of a
+    /// settled row only under a recovery's live lease, while the last word is missing: rounds are stored before they go.
     fn store_payload<'a>(&'a self, id: PaymentId, lease: &'a Lease, payload: &'a [u8]) -> LedgerResult<'a, bool>;
     /// The stored payload of an unfinished payment, opened.
     fn payload(&self, id: PaymentId) -> LedgerResult<'_, Option<Vec<u8>>>;
-    /// The amount is at most the reserved one (else the row is left and the call is an error).
+    /// The amount is at most the reserved one (else the row is left and the call is an error). It ends the lease of an
+    /// open row, and by a receipt also a recovery's lease of a settled one.
     fn settle<'a>(&'a self, request: SettleRequest<'a>) -> LedgerResult<'a, SettleOutcome>;
     /// reserved -> in_doubt by its owner. `false`: the row is no longer ours.
     fn in_doubt<'a>(&'a self, id: PaymentId, lease: &'a Lease, reason: Reason) -> LedgerResult<'a, bool>;
@@ -520,29 +523,36 @@ pub trait Ledger: Send + Sync + 'static {
     /// lock of `suspend` and reads `suspended` after it, so no recovery begins after a stop. Whether the authorization
     /// of a row in doubt is alive, the caller asks the chain.
     fn take_recovery(&self, id: PaymentId, lease_ms: u64) -> LedgerResult<'_, Recovery>;
-    /// Gives a recovery's lease back. Of a row in doubt `reason` becomes the row's. `false`: the lease is no longer ours.
+    /// Gives a recovery's lease back; a row in doubt is due at once, and `reason` becomes its reason (with an event). Written
+    /// twice it is `true` twice. `false`: the lease is no longer ours, or the row is released.
     fn end_recovery<'a>(&'a self, id: PaymentId, lease: &'a Lease, reason: Option<Reason>) -> LedgerResult<'a, bool>;
-    /// Leases up to `limit` open payments that are due and that nobody works on; a reserved one whose owner's lease has
-    /// expired becomes in doubt first. Each call gives payments that no other call has.
+    /// Leases up to `limit` open payments that are due and that nobody works on, the oldest due first; a reserved one whose
+    /// owner's lease has expired becomes in doubt first. Each call gives payments that no other call has. A payment whose
+    /// lease runs out is due again by itself.
     fn take_due(&self, limit: u32, lease_ms: u64) -> LedgerResult<'_, Vec<(Payment, Lease)>>;
     /// The sweep proved nothing: back without a lease, due again at `due_ms`. `false`: the lease is no longer ours.
     fn look_again<'a>(&'a self, id: PaymentId, lease: &'a Lease, due_ms: u64) -> LedgerResult<'a, bool>;
-    /// in_doubt -> released under the sweep's lease, on the chain's evidence. `false`: the lease is no longer ours, or the
-    /// row is closed.
+    /// in_doubt -> released under the sweep's live lease, on the chain's evidence: `expired_unspent` or `nonce_cancelled`, any
+    /// other reason is an error. Written twice it is `true` twice. `false`: the lease is no longer ours or has run out, or
+    /// the row is closed.
     fn expire<'a>(&'a self, id: PaymentId, lease: &'a Lease, reason: Reason) -> LedgerResult<'a, bool>;
-    /// Removes what has expired: outcomes, payloads, tombstones. Payments stay.
+    /// Removes what has expired: outcomes, payloads (a day after the settlement), tombstones of sessions. Payments stay.
+    /// Keyless ones of which nothing is left to hand out are marked as answered, not before a day after the settlement: a
+    /// caller that was cut off gets its receipt until then, where nothing could be stored.
     fn tidy(&self) -> LedgerResult<'_, Tidied>;
     fn open_rows(&self) -> LedgerResult<'_, OpenRows>;
     /// The ledger's time, unix milliseconds.
     fn now_ms(&self) -> LedgerResult<'_, u64>;
-    /// The operator's word about an open payment. An event keeps the note.
+    /// The operator's word about an open payment that nobody works on; a reserved one whose lease has expired is in doubt
+    /// first. An event keeps the note (1 to [`MAX_NOTE`] characters, no control characters; else it is an error).
     fn resolve<'a>(&'a self, resolution: Resolution<'a>) -> LedgerResult<'a, Resolved>;
     /// The answer of this keyless payment reached its caller's transport.
     fn answered(&self, id: PaymentId) -> LedgerResult<'_, ()>;
     /// The stored outcome, opened; `None` when it was never stored or has expired.
     fn outcome(&self, id: PaymentId) -> LedgerResult<'_, Option<Vec<u8>>>;
     fn budget<'a>(&'a self, agent: &'a AgentId, session: Option<&'a str>) -> LedgerResult<'a, Vec<BudgetLine>>;
-    /// Makes the rows of `source` equal to `limits` (rows of other sources stay).
+    /// Makes the rows of `source` equal to `limits` (rows of other sources stay). All processes on a ledger have the rows of
+    /// the last start: a start that replaces others says so in the log.
     fn replace_limits<'a>(&'a self, source: &'a str, limits: &'a [Limit]) -> LedgerResult<'a, ()>;
     fn limits(&self) -> LedgerResult<'_, Vec<Limit>>;
     /// Sets the operator's row of this subject and unit; a suspension in it stays.
