@@ -25,13 +25,14 @@ use tracing_subscriber::fmt::format::FmtSpan;
 use tracing_subscriber::layer::SubscriberExt as _;
 
 use crate::pay::bench::{self, Bench, Change, challenge, output, result, rpc_error, transaction, with_receipt};
+use crate::pay::faulty::Fault;
 use crate::pay::server::{Reply, Request, Server};
 
 /// What an operator who hunts a fault may write.
 const LOUDEST: &str = "trace,hyper::proto=trace,hyper_util::client=trace,sqlx::query=trace,rustls=trace,tollway=trace";
 
 /// Everything that is logged in this process from the first call on, by every test and on every thread.
-fn logs() -> &'static Lines {
+pub fn logs() -> &'static Lines {
     static LOGS: OnceLock<Lines> = OnceLock::new();
     LOGS.get_or_init(|| {
         let lines = Lines::default();
@@ -42,15 +43,21 @@ fn logs() -> &'static Lines {
             .with_writer(move || writer.clone())
             .with_filter(telemetry::filter(LOUDEST).unwrap());
         tracing::subscriber::set_global_default(tracing_subscriber::registry().with(layer)).unwrap();
+        // What a panic says is a log as well.
+        let (writer, before) = (lines.clone(), std::panic::take_hook());
+        std::panic::set_hook(Box::new(move |panic| {
+            let _ = io::Write::write(&mut writer.clone(), format!("{panic}\n").as_bytes());
+            before(panic);
+        }));
         lines
     })
 }
 
 #[derive(Clone, Default)]
-struct Lines(Arc<Mutex<Vec<u8>>>);
+pub struct Lines(Arc<Mutex<Vec<u8>>>);
 
 impl Lines {
-    fn text(&self) -> String {
+    pub fn text(&self) -> String {
         String::from_utf8_lossy(&self.0.lock().unwrap()).into_owned()
     }
 }
@@ -67,22 +74,42 @@ impl io::Write for Lines {
 
 /// What must not be shown, each in the spellings that it could be shown in.
 #[derive(Default)]
-struct Secrets(BTreeSet<(&'static str, String)>);
+pub struct Secrets(BTreeSet<(&'static str, String)>);
 
 impl Secrets {
-    fn text(&mut self, what: &'static str, secret: &str) {
-        assert!(secret.len() >= 32, "{what} is no secret: {secret:?}");
-        self.0.insert((what, secret.to_owned()));
+    /// As it is, as a JSON or URL writer escapes it, and as somebody would encode it to get it through.
+    pub fn text(&mut self, what: &'static str, secret: &str) {
+        assert!(secret.len() >= 16, "{what} is no secret: {secret:?}");
+        self.spelling(what, secret.to_owned());
+        self.spelling(what, secret.replace('/', "\\/"));
+        let percent = secret.replace('%', "%25").replace('/', "%2F").replace('+', "%2B").replace('=', "%3D");
+        self.spelling(what, percent.replace(' ', "%20"));
+        self.spelling(what, hex::encode(secret));
+        self.encoded(what, secret.as_bytes());
     }
 
-    fn bytes(&mut self, what: &'static str, secret: &[u8]) {
-        self.text(what, &hex::encode(secret));
-        self.text(what, BASE64.encode(secret).trim_end_matches('='));
-        self.text(what, &format!("{secret:?}"));
+    pub fn bytes(&mut self, what: &'static str, secret: &[u8]) {
+        self.spelling(what, hex::encode(secret));
+        self.spelling(what, hex::encode_upper(secret));
+        self.spelling(what, format!("{secret:?}"));
+        self.spelling(what, format!("{secret:?}").replace(", ", ","));
+        self.encoded(what, secret);
+    }
+
+    fn encoded(&mut self, what: &'static str, secret: &[u8]) {
+        let base64 = BASE64.encode(secret);
+        let base64 = base64.trim_end_matches('=');
+        self.spelling(what, base64.to_owned());
+        self.spelling(what, base64.replace('/', "\\/"));
+        self.spelling(what, base64.replace('+', "-").replace('/', "_"));
+    }
+
+    fn spelling(&mut self, what: &'static str, spelling: String) {
+        self.0.insert((what, spelling));
     }
 
     /// The transaction and the signature in it.
-    fn transaction(&mut self, base64: &str) {
+    pub fn transaction(&mut self, base64: &str) {
         // A quotation may be cut short.
         self.text("transaction", &base64[..64]);
         let Ok(TransactionEnvelope::Tx(envelope)) = TransactionEnvelope::from_xdr_base64(base64, Limits::none()) else {
@@ -101,7 +128,7 @@ impl Secrets {
         }
     }
 
-    fn absent(&self, place: &str, text: &str) {
+    pub fn absent(&self, place: &str, text: &str) {
         for (what, secret) in &self.0 {
             if let Some(at) = text.find(secret.as_str()) {
                 let start = text[..at].rfind('\n').map_or(0, |line| line + 1);
@@ -110,7 +137,7 @@ impl Secrets {
         }
     }
 
-    fn has(&self, what: &str) -> bool {
+    pub fn has(&self, what: &str) -> bool {
         self.0.iter().any(|(known, _)| *known == what)
     }
 }
@@ -283,4 +310,152 @@ async fn a_signer_that_quotes_what_it_was_asked_shows_it_to_nobody() {
     secrets.text("request to sign", &asked.lock().unwrap()[..64]);
     secrets.absent("the agent's answer", answer.get());
     secrets.absent("the log", &logs.text());
+}
+
+/// Bytes that are no HTTP answer, or a strange one, with the payment in them wherever a reader might quote it.
+const WIRE: [(&str, &str); 9] = [
+    ("junk", "$transaction\r\n\r\n"),
+    ("the reason phrase", "HTTP/1.1 500 $transaction\r\ncontent-length: 0\r\n\r\n"),
+    ("a header's name", "HTTP/1.1 200 OK\r\n$transaction: x\r\ncontent-length: 0\r\n\r\n"),
+    ("a split header", "HTTP/1.1 200 OK\r\nx: a\r$transaction\r\ncontent-length: 0\r\n\r\n"),
+    ("the length", "HTTP/1.1 200 OK\r\ncontent-length: $transaction\r\n\r\n"),
+    ("a chunk's size", "HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n$transaction\r\n"),
+    ("the coding", "HTTP/1.1 200 OK\r\ncontent-encoding: $transaction\r\ncontent-length: 0\r\n\r\n"),
+    ("a redirect", "HTTP/1.1 307 X\r\nlocation: http://127.0.0.1:9/$transaction\r\ncontent-length: 0\r\n\r\n"),
+    (
+        "a stream",
+        "HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\n\r\ndata: {\"$transaction\"\n\nevent: $transaction\n\n",
+    ),
+];
+
+#[tokio::test]
+async fn an_answer_that_is_no_http_quotes_the_payment_to_nobody() {
+    let logs = logs();
+    for (what, bytes) in WIRE {
+        for seller in [true, false] {
+            let bench = Bench::new().await;
+            bench.says(|says| match seller {
+                true => says.paid = Some(Reply::Raw(bytes.to_owned())),
+                false => drop(says.rpc.insert("transfer", Reply::Raw(bytes.to_owned()))),
+            });
+            let who = format!("{what} of the {}", if seller { "seller" } else { "node" });
+            nothing_is_shown(&bench, &who, logs).await;
+        }
+    }
+}
+
+#[tokio::test]
+async fn no_fault_of_the_ledger_shows_the_payment() {
+    let logs = logs();
+    for fault in Fault::ALL {
+        let bench = Bench::new().await;
+        bench.ledger.fail(fault);
+        nothing_is_shown(&bench, &format!("{fault:?}"), logs).await;
+    }
+}
+
+/// Calls, calls again and asks what became of it; no answer shows the payment, and no log its identifier either.
+async fn nothing_is_shown(bench: &Bench, who: &str, logs: &Lines) {
+    let key = json!({"idempotencyKey": "0123456789abcdef"});
+    let mut answers = Vec::new();
+    for _ in 0..2 {
+        let arguments = bench.arguments(key.clone());
+        answers.push(bench.tool("x402_call_resource", arguments, CancellationToken::new()).await);
+    }
+    answers.push(bench.tool("x402_get_payment", key, CancellationToken::new()).await);
+    let mut secrets = Secrets::default();
+    for request in bench.rpc.requests().iter().chain(&bench.seller.requests()) {
+        let transaction = transaction(request);
+        if bench::is_paid(request) || transaction.len() > 500 {
+            secrets.transaction(&transaction);
+        }
+    }
+    let shown = answers.iter().map(|answer| match answer {
+        Ok(answer) => answer.get().to_owned(),
+        Err(error) => format!("{error:?}"),
+    });
+    let shown: Vec<String> = shown.collect();
+    for answer in &shown {
+        secrets.absent(&format!("{who}: the agent's answer"), answer);
+    }
+    // The agent may know its own identifier.
+    for id in shown.iter().flat_map(|answer| strings(answer, "paymentIdentifier")) {
+        secrets.text("payment identifier", id);
+    }
+    secrets.absent(&format!("{who}: the log"), &logs.text());
+}
+
+#[tokio::test]
+async fn keys_that_are_wrong_are_not_shown_with_the_reason() {
+    let logs = logs();
+    let mut secrets = Secrets::default();
+    let (seed, ring) = (format!("S{}", "A2".repeat(27) + "B"), "5e".repeat(32));
+    let password = "correct-horse-battery-staple";
+    secrets.text("seed", &seed);
+    secrets.text("keystore key", &ring);
+    secrets.text("password", password);
+    let (world, _) = machine::world();
+    let mut said = Vec::new();
+    said.push(tollway::signer::keystore::Seed::parse(&seed).err().map(|e| format!("{e} {e:?}")));
+    let key = tollway::signer::keystore::KeystoreKey::parse(&ring).unwrap();
+    let other = tollway::signer::keystore::KeystoreKey::parse(&"cd".repeat(32)).unwrap();
+    let own = tollway::signer::keystore::Seed::generate(&world);
+    let keystore = tollway::signer::keystore::Keystore::seal(&world, &own, &other);
+    said.push(keystore.open(&key).err().map(|e| format!("{e} {e:?}")));
+    said.push(tollway::signer::keystore::KeystoreKey::parse(&format!("{ring}0")).err().map(|e| format!("{e} {e:?}")));
+    said.push(tollway::seal::KeyRing::parse(&format!("{ring},{ring}x")).err().map(|e| format!("{e} {e:?}")));
+    said.push(tollway::mcp::StaticKeys::parse(&format!("one two:{ring}")).err().map(|e| format!("{e} {e:?}")));
+    said.push(tollway::mcp::StaticKeys::parse(&ring).err().map(|e| format!("{e} {e:?}")));
+    // A database that takes the password in the clear and quotes it in its refusal.
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let at = listener.local_addr().unwrap();
+    tokio::spawn(async move {
+        use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+        while let Ok((mut stream, _)) = listener.accept().await {
+            let mut bytes = [0; 1024];
+            let _ = stream.read(&mut bytes).await;
+            let _ = stream.write_all(b"R\0\0\0\x08\0\0\0\x03").await;
+            let length = stream.read(&mut bytes).await.unwrap_or(0);
+            let shown =
+                String::from_utf8_lossy(bytes.get(5..length.saturating_sub(1)).unwrap_or_default()).into_owned();
+            let fields = format!("SFATAL\0VFATAL\0C28P01\0Mno entry for {shown}\0\0");
+            let length = u32::try_from(fields.len() + 4).unwrap().to_be_bytes();
+            let _ = stream.write_all(&[b"E", &length[..], fields.as_bytes()].concat()).await;
+        }
+    });
+    for url in [
+        format!("postgres://tollway:{password}@{at}/tollway"),
+        format!("postgres://tollway:{password}@127.0.0.1:9/tollway"),
+        format!("postgres://tollway:{password}@/tollway"),
+        format!("postgres://tollway:{password}@db.example/tollway?sslmode={password}"),
+        format!("postgres://tollway:{password}@db.example:port/tollway"),
+        format!("mysql://tollway:{password}@db.example/tollway"),
+    ] {
+        match tollway::ledger::Database::parse(&url, None) {
+            Err(error) => said.push(Some(error)),
+            Ok(database) => {
+                said.push(Some(format!("{database:?} {}", database.shown())));
+                let options = tollway::ledger::postgres::Options::default();
+                let ledger = tollway::ledger::PostgresLedger::connect(&database, world.clone(), None, options).await;
+                said.push(ledger.err().map(|e| format!("{e} {e:?}")));
+            }
+        }
+    }
+    let said: Vec<String> = said.into_iter().flatten().collect();
+    assert!(said.len() >= 12, "{said:?}");
+    for text in &said {
+        secrets.absent("an error", text);
+    }
+    secrets.absent("the log", &logs.text());
+}
+
+#[tokio::test]
+async fn a_panic_in_the_loudest_log_is_seen_by_this_test() {
+    let logs = logs();
+    let mark = "a-panic-that-says-this-0123456789";
+    assert!(std::panic::catch_unwind(|| panic!("{mark}")).is_err());
+    let mut secrets = Secrets::default();
+    secrets.text("mark", mark);
+    let shown = logs.text();
+    assert!(std::panic::catch_unwind(|| secrets.absent("the log", &shown)).is_err(), "a panic was not recorded");
 }

@@ -12,7 +12,7 @@ use ed25519_dalek::Signer as _;
 use serde_json::value::RawValue;
 use serde_json::{Value, json};
 use sha2::{Digest as _, Sha256};
-use stellar_xdr::{HashIdPreimage, Int128Parts, Limits, ReadXdr, ScVal, SorobanAuthorizedFunction};
+use stellar_xdr::{HashIdPreimage, Int128Parts, Limits, ReadXdr, ScVal, SorobanAuthorizedFunction, WriteXdr};
 use tokio_util::sync::CancellationToken;
 use tollway::agent::AgentTools;
 use tollway::catalog::{Catalog, Listing};
@@ -32,6 +32,7 @@ use url::Url;
 
 use crate::pay::bench::{NETWORK, all, challenge, is_paid, limit, result, structured, transaction};
 use crate::pay::server::{Reply, Request, Server};
+use crate::secrets::Secrets;
 use crate::stellar::{Local, client, local};
 
 /// What the seller does with a paid call of its case; the number counts the calls of that case from 0.
@@ -74,6 +75,8 @@ pub struct Scene {
     pub listing: Listing,
     signer: Server,
     later: Later,
+    /// Known from the start.
+    secrets: Mutex<Secrets>,
     _catalog: Server,
     _dir: tempfile::TempDir,
 }
@@ -106,7 +109,13 @@ impl Scene {
                 (local, url)
             }
         };
+        crate::secrets::logs();
         let world = local.world.clone();
+        let mut secrets = Secrets::default();
+        secrets.text("seed", &local.payer.secret());
+        secrets.bytes("seed", &local.payer.key.to_bytes());
+        let token = hex::encode(world.random::<32>());
+        secrets.text("signer's token", &token);
         let mut offer = local.requirements();
         for (name, value) in change.offer.as_object().into_iter().flatten() {
             offer[name] = value.clone();
@@ -156,18 +165,32 @@ impl Scene {
         let upstream = UpstreamSettings { allow_insecure_local: true, ..UpstreamSettings::default() };
         let http = upstream.client(world.clone(), Tls::Plain);
         let catalog_client = Catalog::new(client(&world), &catalog.url("")).unwrap();
+        let token = Some(zeroize::Zeroizing::new(format!("Bearer {token}")));
+        let signs = Signer::external(signer.url("/").parse().unwrap(), token, client(&world)).unwrap();
         let parts = Parts {
             world: world.clone(),
             catalog: catalog_client.clone(),
             upstream: Upstream::new(upstream, world.clone(), http),
             ledger: ledger.clone(),
             chains: BTreeMap::from([(NETWORK.parse().unwrap(), Arc::new(local.stellar(vec![url])))]),
-            signer: Arc::new(Signer::external(signer.url("/").parse().unwrap(), None, client(&world)).unwrap()),
+            signer: Arc::new(signs),
             settings,
         };
         let agent: AgentId = "local".parse().unwrap();
         let tools = AgentTools::new(catalog_client, Some(Payer::new(parts)), Some(agent));
-        Scene { local, shop, ledger, tools, listing, signer, later, _seller: seller, _catalog: catalog, _dir: dir }
+        Scene {
+            local,
+            shop,
+            ledger,
+            tools,
+            listing,
+            signer,
+            later,
+            secrets: Mutex::new(secrets),
+            _seller: seller,
+            _catalog: catalog,
+            _dir: dir,
+        }
     }
 
     /// `structuredContent` of the paid tool for the case, under its own key.
@@ -186,7 +209,23 @@ impl Scene {
         };
         let params = RawValue::from_string(params.to_string()).unwrap();
         let answer = self.tools.call(&context, "tools/call", Some(&params)).await.unwrap();
+        self.secrets().absent(&format!("{case}: the agent's answer"), answer.get());
         serde_json::from_str(structured(&answer).get()).unwrap()
+    }
+
+    /// What was secret from the start, and every signature and signed transaction so far.
+    fn secrets(&self) -> std::sync::MutexGuard<'_, Secrets> {
+        let mut secrets = self.secrets.lock().unwrap();
+        for preimage in self.signed() {
+            let digest = Sha256::digest(preimage.to_xdr(Limits::none()).unwrap());
+            secrets.bytes("signature", &self.local.payer.key.sign(&digest).to_bytes());
+        }
+        for sent in self.shop.paid.lock().unwrap().values().flatten() {
+            let params: Value = serde_json::from_str(sent).unwrap();
+            let payload = &params["_meta"]["x402/payment"]["payload"]["transaction"];
+            secrets.transaction(payload.as_str().unwrap());
+        }
+        secrets
     }
 
     pub async fn rows(&self) -> Vec<Payment> {
@@ -267,6 +306,12 @@ impl Scene {
             assert_eq!(row.state.as_str(), "settled", "{row:?}");
             assert_eq!((transfer.amount, &transfer.pay_to), (10_000, &self.local.seller.address()));
         }
+        let mut secrets = self.secrets();
+        for row in &rows {
+            secrets.text("payment identifier", &row.payment_id.to_hex());
+        }
+        secrets.absent("the log", &crate::secrets::logs().text());
+        drop(secrets);
         let left = 50_000_000 - 10_000 * i64::try_from(transfers.len()).unwrap();
         assert_eq!(self.local.network.balance(&self.local.payer.id()), Some(left), "money is missing");
     }

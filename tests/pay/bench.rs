@@ -178,6 +178,7 @@ fn with_id(reply: Reply, request: &Request) -> Reply {
     match reply {
         Reply::Later(wait, reply) => Reply::Later(wait, Box::new(with_id(*reply, request))),
         Reply::When(word, reply) => Reply::When(word, Box::new(with_id(*reply, request))),
+        Reply::Raw(text) => Reply::Raw(text.replace("$transaction", &transaction(request))),
         Reply::Http(status, headers, body) => {
             let body = body.replace("\"$id\"", &request.json()["id"].to_string());
             Reply::Http(status, headers, body.replace("$transaction", &transaction(request)))

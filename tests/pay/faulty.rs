@@ -39,6 +39,25 @@ pub enum Fault {
     LeaseGone,
 }
 
+impl Fault {
+    pub const ALL: [Fault; 14] = [
+        Fault::LookupUnavailable,
+        Fault::OutcomeUnavailable,
+        Fault::ReserveUnavailable,
+        Fault::ReserveBusy,
+        Fault::SettleUnavailable,
+        Fault::SettleBusy,
+        Fault::ReleasedBeforeSettle,
+        Fault::SettledBeforeSettle,
+        Fault::SettledBeforeDoubt,
+        Fault::DoubtedBeforeDoubt,
+        Fault::PayloadNotStored,
+        Fault::PayloadStalls,
+        Fault::PayloadSlow,
+        Fault::LeaseGone,
+    ];
+}
+
 type Hook = Box<dyn FnOnce() + Send>;
 
 pub struct Faulty {

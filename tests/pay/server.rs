@@ -29,6 +29,8 @@ pub enum Reply {
     Cut,
     /// No answer; the connection stays open.
     Hang,
+    /// These bytes and nothing else; then the connection is closed.
+    Raw(String),
     /// The answer after a while.
     Later(std::time::Duration, Box<Reply>),
     /// The answer once somebody gives the word.
@@ -106,6 +108,10 @@ async fn connection(mut stream: TcpStream, script: Script, seen: Arc<Mutex<Vec<R
                 // Until the client gives up and closes.
                 let mut byte = [0];
                 let _ = stream.read(&mut byte).await;
+                return;
+            }
+            Reply::Raw(text) => {
+                let _ = stream.write_all(text.as_bytes()).await;
                 return;
             }
             Reply::Http(status, headers, body) => {

@@ -259,7 +259,7 @@ pub(super) fn unavailable(error: &tokio_postgres::Error) -> LedgerError {
             None => error.to_string(),
         },
     };
-    LedgerError::Unavailable(said.chars().take(200).collect())
+    LedgerError::Unavailable(crate::x402::words(&said, 200))
 }
 
 pub(super) fn no_connection(error: PoolError) -> Fault {
@@ -269,9 +269,25 @@ pub(super) fn no_connection(error: PoolError) -> Fault {
         PoolError::Timeout(_) => {
             Fault::NoConnection(LedgerError::Unavailable("the database does not answer".to_owned()))
         }
-        PoolError::Backend(error) => Fault::NoConnection(unavailable(&error)),
+        PoolError::Backend(error) => Fault::NoConnection(match error.as_db_error() {
+            Some(db) => LedgerError::Unavailable(refused(db.code().code())),
+            None => unavailable(&error),
+        }),
         _ => Fault::NoConnection(LedgerError::Unavailable("no connection to the database".to_owned())),
     }
+}
+
+/// Whoever was just shown a password is not quoted.
+fn refused(code: &str) -> String {
+    let why = match code {
+        "28P01" | "28000" => "it does not take this user and password",
+        "3D000" => "it has no database of this name",
+        "53300" => "it has no connection left",
+        "57P03" => "it is starting up or shutting down",
+        _ => "see its own log",
+    };
+    let code: String = code.chars().filter(char::is_ascii_alphanumeric).take(5).collect();
+    format!("the database refused the connection ({code}): {why}")
 }
 
 /// Decides whether a method's transaction is run again.
