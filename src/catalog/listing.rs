@@ -202,7 +202,7 @@ fn status<'a>(get: &impl Fn(&str) -> Option<&'a RawValue>) -> Result<Status, Ski
 }
 
 /// A placeholder anywhere: `{id}`, `<id>`, also percent-encoded, or a path segment `:id`, `[id]`, `*` (hazard BAZ-02).
-fn is_template(url: &str) -> bool {
+pub(crate) fn is_template(url: &str) -> bool {
     let lower = url.to_ascii_lowercase();
     if ["{", "}", "<", ">", "%7b", "%7d", "%3c", "%3e"].iter().any(|mark| lower.contains(mark)) {
         return true;

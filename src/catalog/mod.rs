@@ -15,6 +15,7 @@ pub mod version;
 pub mod warnings;
 
 pub use client::{Catalog, Page};
+pub(crate) use listing::is_template;
 pub use listing::{Listing, SellerTransport, Skip, Status};
 pub use query::SearchQuery;
 pub use reference::{Kind, RefError, ResourceRef};

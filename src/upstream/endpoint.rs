@@ -5,6 +5,7 @@ use std::net::IpAddr;
 
 use url::{Host, Url};
 
+use crate::catalog::is_template;
 use crate::http::{Destination, address_allowed};
 
 const MAX_URL_BYTES: usize = 2048;
@@ -21,8 +22,8 @@ pub(super) fn resolve(
     if text.get(..6).is_some_and(|scheme| scheme.eq_ignore_ascii_case("mcp://")) {
         return check(mapped.get(text).ok_or("mcp_symbolic")?.clone(), destination);
     }
-    let lower = text.to_ascii_lowercase();
-    if text.contains(['{', '}']) || lower.contains("%7b") || lower.contains("%7d") {
+    // Nobody pays on a placeholder: what would be called is not what is listed.
+    if is_template(text) {
         return Err("url_template");
     }
     check(Url::parse(text).map_err(|_| "url")?, destination)
@@ -77,6 +78,10 @@ mod tests {
             ("https://seller.example/mcp#", "url_fragment"),
             ("https://seller.example/{city}/mcp", "url_template"),
             ("https://seller.example/%7Bcity%7D", "url_template"),
+            ("https://seller.example/v1/item/:id", "url_template"),
+            ("https://seller.example/%3Cid%3E/mcp", "url_template"),
+            ("https://seller.example/[id]/mcp", "url_template"),
+            ("https://seller.example/*", "url_template"),
             ("mcp://tool/y", "mcp_symbolic"),
             ("MCP://tool/x", "mcp_symbolic"),
             ("mcp://tool/bad", "address_private"),
