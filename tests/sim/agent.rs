@@ -46,6 +46,22 @@ impl Told {
         }
     }
 
+    /// The output is here; without a key a receipt alone is the answer too.
+    fn is_answer(&self, plan: &Plan) -> bool {
+        self.receipt().is_some() && (self.text().is_some() || plan.key.is_none())
+    }
+
+    /// No repetition would bring more: the output is here; or what a keyless call was answered with, its key's payment
+    /// was released, or its budget is used up.
+    pub fn is_final(&self, plan: &Plan) -> bool {
+        let answered = self.is_answer(plan);
+        let budget = matches!(self, Told::Problem(problem) if problem["code"] == "BUDGET_EXCEEDED");
+        let key_spent = plan.key.is_some()
+            && matches!(self, Told::Problem(p) if p["details"]["phase"] == "lookup"
+            && p["details"]["moneyMayHaveMoved"] == "no" && !p["details"]["paymentIdentifier"].is_null());
+        answered || budget || key_spent
+    }
+
     /// The first text of the output.
     pub fn text(&self) -> Option<&str> {
         match self {
@@ -135,7 +151,7 @@ pub async fn live(world: Arc<World>, running: Running, diary: Diary, plans: Vec<
                 let host = any(&world);
                 attempt(&world, &running, &diary, plan, &host).await
             };
-            if told.receipt().is_some() || plan.key.is_some() && told.reason() == "expired_unspent" {
+            if told.is_final(plan) {
                 break;
             }
             let wait = if world.permille(300) { 60_000 } else { 12_000 };

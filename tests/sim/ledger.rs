@@ -2,13 +2,14 @@
 //! so a call runs to its end while the world stands still; before and after it lie time, faults and kills. The planted
 //! bugs that live between the business code and its ledger are here too.
 
+use std::collections::BTreeSet;
 use std::fmt::Debug;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 
 use tollway::ledger::*;
 use tollway::money::{AgentId, PaymentId, Unit};
 
-use super::world::Ctx;
+use super::world::{Ctx, lock};
 
 /// A mistake that the business code does not make, put between it and its ledger. The simulation has to find it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -34,6 +35,8 @@ pub struct SimLedger {
     pub inner: Arc<dyn Ledger>,
     pub ctx: Ctx,
     pub bug: Option<Bug>,
+    /// Payments that this process recovers.
+    pub recovering: Mutex<BTreeSet<PaymentId>>,
     /// Looks at the ledger from outside whenever money was written.
     pub watch: Arc<dyn Fn() + Send + Sync>,
 }
@@ -55,9 +58,7 @@ impl SimLedger {
         self.ctx.trace(&format!("ledger {what}: {}", brief(&result)));
         match &result {
             // Its owner shares the file with others that hold it only for moments, all of them on this thread.
-            Err(error)
-                if self.bug != Some(Bug::PayBeforeReserve) && !error.to_string().contains("not in this version") =>
-            {
+            Err(error) if self.bug != Some(Bug::PayBeforeReserve) => {
                 world.fail(format!("the ledger refused {what}: {error}"));
             }
             Err(_) => {}
@@ -104,6 +105,7 @@ impl Ledger for SimLedger {
                     }
                 }
                 Decision::Exceeded { .. } => self.ctx.world.count(|s| s.over_budget += 1),
+                Decision::Existing(_) => self.ctx.world.count(|s| s.existing += 1),
                 Decision::Suspended => self.ctx.world.count(|s| s.suspended += 1),
                 _ => {}
             }
@@ -124,6 +126,9 @@ impl Ledger for SimLedger {
         Box::pin(async move {
             let ended = self.run("settle", self.inner.settle(request)).await?;
             self.ctx.closed(None, &request.payment_id.to_hex());
+            if request.outcome.is_some() && lock(&self.recovering).remove(&request.payment_id) {
+                self.ctx.world.count(|s| s.recovered += 1);
+            }
             if request.evidence == Evidence::Chain && matches!(ended, SettleOutcome::Settled) {
                 self.ctx.world.count(|s| s.sweep_settled += 1);
             }
@@ -154,7 +159,10 @@ impl Ledger for SimLedger {
     fn take_recovery(&self, id: PaymentId, lease_ms: u64) -> LedgerResult<'_, Recovery> {
         Box::pin(async move {
             let taken = self.run("take_recovery", self.inner.take_recovery(id, lease_ms)).await?;
-            self.ctx.world.count(|s| s.recoveries += u64::from(matches!(taken, Recovery::Taken(_))));
+            if matches!(taken, Recovery::Taken(_)) {
+                lock(&self.recovering).insert(id);
+                self.ctx.world.count(|s| s.recoveries += 1);
+            }
             Ok(taken)
         })
     }
@@ -199,7 +207,11 @@ impl Ledger for SimLedger {
         Box::pin(self.run("answered", self.inner.answered(id)))
     }
     fn outcome(&self, id: PaymentId) -> LedgerResult<'_, Option<Vec<u8>>> {
-        Box::pin(self.run("outcome", self.inner.outcome(id)))
+        Box::pin(async move {
+            let stored = self.run("outcome", self.inner.outcome(id)).await?;
+            self.ctx.world.count(|s| s.replayed += u64::from(stored.is_some()));
+            Ok(stored)
+        })
     }
     fn budget<'a>(&'a self, agent: &'a AgentId, session: Option<&'a str>) -> LedgerResult<'a, Vec<BudgetLine>> {
         Box::pin(self.run("budget", self.inner.budget(agent, session)))

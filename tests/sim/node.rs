@@ -24,11 +24,17 @@ pub struct Node {
     pub lag: u32,
     /// Only such a node lies.
     pub liar: bool,
+    /// No other node could contradict it, so it does not lie about what only another one could show.
+    pub alone: bool,
 }
 
 impl Node {
     fn lies(&self, ctx: &Ctx, chance: impl Fn(&super::rng::Faults) -> u64) -> bool {
         self.liar && ctx.world.chance(chance)
+    }
+
+    fn contradicts(&self, ctx: &Ctx, chance: impl Fn(&super::rng::Faults) -> u64) -> bool {
+        !self.alone && self.lies(ctx, chance)
     }
 
     pub fn answer(&self, ctx: &Ctx, request: &Request) -> Reply {
@@ -51,7 +57,7 @@ impl Node {
             "getNetwork" => Ok(json!({"passphrase": chain::PASSPHRASE, "protocolVersion": 25})),
             "getHealth" => Ok(json!({"status": "healthy", "latestLedger": view, "oldestLedger": 1})),
             "getLatestLedger" => {
-                let ahead = if self.lies(ctx, |f| f.node_ahead) { AHEAD } else { 0 };
+                let ahead = if self.contradicts(ctx, |f| f.node_ahead) { AHEAD } else { 0 };
                 world.count(|s| s.node_ahead += u64::from(ahead > 0));
                 Ok(json!({"id": "x", "sequence": view + ahead, "protocolVersion": 25, "closeTime": closed(view)}))
             }
@@ -86,7 +92,7 @@ impl Node {
 
     fn entries(&self, ctx: &Ctx, params: &Value, view: u32) -> Result<Value, String> {
         let mut entries = Vec::new();
-        let (hides, ahead) = (self.lies(ctx, |f| f.node_hides), self.lies(ctx, |f| f.node_ahead));
+        let (hides, ahead) = (self.contradicts(ctx, |f| f.node_hides), self.contradicts(ctx, |f| f.node_ahead));
         for text in params["keys"].as_array().into_iter().flatten().filter_map(Value::as_str) {
             match LedgerKey::from_xdr_base64(text, LIMITS).map_err(|_| "key")? {
                 LedgerKey::ConfigSetting(LedgerKeyConfigSetting {

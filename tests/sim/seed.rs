@@ -9,7 +9,7 @@ use serde_json::json;
 use sqlx::{ConnectOptions, Row};
 use tokio::runtime::Handle;
 use tokio::time::sleep;
-use tollway::ledger::{Filter, Ledger, Limit, SqliteLedger, State, Subject};
+use tollway::ledger::{Filter, Ledger, Limit, Payment, SqliteLedger, State, Subject};
 use tollway::money::{Amount, Unit};
 use tollway::seal::KeyRing;
 
@@ -184,8 +184,10 @@ async fn story(seed: u64, options: Options, workshop: &Workshop, path: &Path) ->
             http::serve(ctx, move |request| signer::answer(this.clone(), book.clone(), request))
         });
     }
+    let liar = world.range(0, shape.nodes as u64) as usize;
     for n in 0..shape.nodes {
-        let node = Node { chain: chain.clone(), lag: world.range(0, 3) as u32, liar: n > 0 };
+        let (lag, alone) = (world.range(0, 3) as u32, shape.nodes == 1);
+        let node = Node { chain: chain.clone(), lag, liar: n == liar, alone };
         world.start(&format!("node{n}"), true, move |ctx| {
             let (node, this) = (node.clone(), ctx.clone());
             http::serve(ctx, move |request| {
@@ -201,7 +203,7 @@ async fn story(seed: u64, options: Options, workshop: &Workshop, path: &Path) ->
         let (watch, running) = (watch.clone(), running.clone());
         world.start(&name, true, move |ctx| {
             let (inner, watch) = (inner.clone(), watch.clone());
-            let ledger = Arc::new(SimLedger { inner, ctx: ctx.clone(), bug, watch });
+            let ledger = Arc::new(SimLedger { inner, ctx: ctx.clone(), bug, recovering: Mutex::default(), watch });
             buyer::run(ctx, ledger, shape, running.clone())
         });
         hosts.push(name);
@@ -246,15 +248,6 @@ async fn story(seed: u64, options: Options, workshop: &Workshop, path: &Path) ->
     }
     // Whatever was killed is back.
     sleep(Duration::from_secs(25)).await;
-    let settled = |told: &[agent::Attempt], plan: &Plan| {
-        told.iter().any(|attempt| attempt.plan.n == plan.n && attempt.told.receipt().is_some())
-    };
-    for plan in &plans {
-        if !settled(&lock(&diary), plan) {
-            let host = &hosts[world.range(0, hosts.len() as u64) as usize];
-            agent::attempt(&world, &running, &diary, plan, host).await;
-        }
-    }
     let rows = || {
         let filter = Filter { limit: 1_000, ..Filter::default() };
         world.still(judges.list(&filter)).expect("the ledger can be read")
@@ -263,7 +256,7 @@ async fn story(seed: u64, options: Options, workshop: &Workshop, path: &Path) ->
         let until = world.now_ms() + REST_WITHIN_MS;
         while world.now_ms() < until && world.failure().is_none() {
             let newest = u64::from(chain.newest(&world));
-            let waits = |row: &tollway::ledger::Payment| {
+            let waits = |row: &Payment| {
                 row.state.is_open() && (row.authorization.dead_after <= newest + 1_000 || world.now_ms() < until / 2)
             };
             if !rows().iter().any(waits) {
@@ -272,22 +265,29 @@ async fn story(seed: u64, options: Options, workshop: &Workshop, path: &Path) ->
             sleep(Duration::from_secs(10)).await;
         }
     };
-    rest().await;
-    for plan in &plans {
-        if settled(&lock(&diary), plan) {
-            continue;
+    // Each call that still lacks its output, once more: while its authorization may be alive, and when all are dead.
+    for round in ["soon", "late"] {
+        for plan in &plans {
+            let over = |a: &agent::Attempt| a.plan.n == plan.n && a.told.is_final(plan);
+            if lock(&diary).iter().any(over) {
+                continue;
+            }
+            let hash = super::judge::call_hash(plan.n);
+            let row = rows().into_iter().find(|row| {
+                let of_this_call =
+                    plan.key.is_some() || row.state.is_open() || row.state == State::Settled && !row.answered;
+                row.call_hash == hash && of_this_call
+            });
+            let owed = row.is_some_and(|row| is_owed(&row, &chain, &world));
+            let host = &hosts[world.range(0, hosts.len() as u64) as usize];
+            let told = agent::attempt(&world, &running, &diary, plan, host).await;
+            world.count(|s| s.owed += u64::from(owed));
+            if owed && told.text().is_none() && told.reason() != "in_flight" {
+                world.fail(format!("{round}: the output of {} is owed, and the agent got {told:?}", plan.n));
+            }
         }
-        let hash = super::judge::call_hash(plan.n);
-        let before = rows()
-            .into_iter()
-            .find(|row| row.call_hash == hash && row.state == State::Settled && (plan.key.is_some() || !row.answered));
-        let host = &hosts[world.range(0, hosts.len() as u64) as usize];
-        let told = agent::attempt(&world, &running, &diary, plan, host).await;
-        if before.as_ref().is_some_and(|row| row.has_outcome) && told.text().is_none() {
-            world.fail(format!("{} was paid for and is stored, and the agent got {told:?}", plan.n));
-        }
+        rest().await;
     }
-    rest().await;
 
     let sign_before: BTreeMap<String, u64> = file
         .read("SELECT payment_identifier, sign_before FROM payments", |row| {
@@ -338,4 +338,14 @@ async fn story(seed: u64, options: Options, workshop: &Workshop, path: &Path) ->
     world.shutdown();
     lock(&running).clear();
     outcome
+}
+
+/// The output can be had: it is stored, or the signed bytes are and still buy it. The seller tells the truth by now.
+fn is_owed(row: &Payment, chain: &Chain, world: &World) -> bool {
+    let alive = row.authorization.dead_after > u64::from(chain.newest(world)) + 6;
+    match row.state {
+        State::Settled => row.has_outcome || row.has_payload,
+        State::InDoubt => row.has_payload && !row.leased && alive && chain.balance() >= i128::from(PRICE),
+        State::Reserved | State::Released => false,
+    }
 }

@@ -450,8 +450,15 @@ impl Ctx {
         tokio::spawn(HostTask { slot, ctx: self.clone() });
     }
 
+    /// What a payment does from here on is what a kill tries most.
     pub fn reserved(&self, token: [u8; 16]) {
-        lock(&self.host.state).stages.insert(token, (Stage::Reserved, None));
+        let soon = |likely: bool| (likely && self.world.permille(250)).then(|| self.world.range(1, 60));
+        let (kill, freeze) = (self.world.chance(|f| f.kill), self.world.chance(|f| f.freeze));
+        let (kill, freeze) = (soon(kill), soon(freeze));
+        let mut state = lock(&self.host.state);
+        state.stages.insert(token, (Stage::Reserved, None));
+        state.kill_in = kill.or(state.kill_in);
+        state.freeze_in = freeze.or(state.freeze_in);
     }
 
     pub fn sent(&self, token: [u8; 16], payment: String) {
