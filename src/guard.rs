@@ -83,7 +83,10 @@ pub enum Refusal {
 /// One offer, chosen and frozen. Consumed by the reservation, so nothing unguarded can be reserved or signed.
 #[derive(Debug)]
 #[must_use]
-#[cfg_attr(not(feature = "sqlite"), expect(dead_code, reason = "only the ledger and what stands on it read it"))]
+#[cfg_attr(
+    not(any(feature = "sqlite", feature = "postgres")),
+    expect(dead_code, reason = "only the ledger and what stands on it read it")
+)]
 pub struct Quote {
     pub(crate) agent: AgentId,
     pub(crate) session: Option<String>,

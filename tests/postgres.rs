@@ -1,5 +1,6 @@
 //! A schema of a test's own on the PostgreSQL server that `TOLLWAY_TEST_POSTGRES` names, and what the program's commands
 //! do with a database: real processes, real exit codes.
+#![allow(clippy::disallowed_methods, reason = "it looks at the database with connections of its own")]
 
 use std::process::{Command, Output};
 use std::time::Duration;

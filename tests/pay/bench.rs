@@ -34,9 +34,9 @@ use tollway::sandbox::chain::Account;
 use tollway::signer::Signer;
 use tollway::upstream::{Settings as UpstreamSettings, Upstream};
 
-use super::Place;
 use super::faulty::Faulty;
 use super::server::{Reply, Request, Server};
+use super::{Place, on_postgres};
 
 pub const NETWORK: &str = "stellar:testnet";
 pub const PASSPHRASE: &str = "Test SDF Network ; September 2015";
@@ -105,7 +105,7 @@ pub struct Change {
 impl Default for Change {
     fn default() -> Change {
         let mut settings = Settings::new(Rules { payable: [NETWORK.parse().unwrap()].into() });
-        settings.wait_in_flight = Duration::from_millis(300);
+        settings.wait_in_flight = if on_postgres() { Duration::from_secs(1) } else { Duration::from_millis(300) };
         settings.paid_call_timeout = Some(Duration::from_millis(1500));
         settings.probe_timeout = Duration::from_millis(1500);
         settings.rpc_timeout = Duration::from_millis(1500);

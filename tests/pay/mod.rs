@@ -30,8 +30,7 @@ pub struct Place {
 
 impl Place {
     pub async fn new() -> Place {
-        let on_postgres = std::env::var("TOLLWAY_TEST_STORE").is_ok_and(|store| store == "postgres");
-        let schema = if on_postgres { Some(Schema::migrated().await) } else { None };
+        let schema = if on_postgres() { Some(Schema::migrated().await) } else { None };
         Place { dir: tempfile::tempdir().unwrap(), schema }
     }
 
@@ -49,6 +48,10 @@ impl Place {
         let ledger = PostgresLedger::connect(&schema.database(), world.clone(), Some(ring()), options).await;
         Arc::new(ledger.unwrap())
     }
+}
+
+pub fn on_postgres() -> bool {
+    std::env::var("TOLLWAY_TEST_STORE").is_ok_and(|store| store == "postgres")
 }
 
 pub async fn sqlite(world: &World, dir: &Path) -> Arc<dyn Ledger> {

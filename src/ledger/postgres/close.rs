@@ -1,6 +1,6 @@
 //! The ends of a payment: settle, in doubt, release; and the sealed bodies beside it.
 
-use super::reserve::doubt;
+use super::reserve::{doubt, expire_lease};
 use super::rows::{self, Held, Note, bytes, flag, int, signed, text};
 use super::tx::{Fault, Gate, Tx, attempts};
 use super::windows::{self, Locked};
@@ -104,7 +104,7 @@ impl PostgresLedger {
                 true
             }
             State::Reserved if !alive => {
-                doubt(&tx, id, Reason::LeaseExpired).await?;
+                expire_lease(&tx, id).await?;
                 false
             }
             _ => is_repeated(&row, lease, State::Released, reason),

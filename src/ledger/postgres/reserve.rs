@@ -233,19 +233,26 @@ pub(super) async fn unless_expired(tx: &Tx, row: Payment) -> Result<Payment, Fau
         return Ok(row);
     }
     // Without the row's lock somebody may have ended it meanwhile: then this changes nothing.
-    doubt(tx, row.payment_id, Reason::LeaseExpired).await?;
+    expire_lease(tx, row.payment_id).await?;
     existing(tx, row.payment_id).await
 }
 
-/// reserved -> in_doubt. The hold stays in its windows. `false`: it is reserved no more, or leased anew.
+/// Of a reserved row whose lease is over. `false`: it is reserved no more.
+pub(super) async fn expire_lease(tx: &Tx, id: PaymentId) -> Result<bool, Fault> {
+    doubt_where(tx, id, Reason::LeaseExpired, "lease_expires <= $3").await
+}
+
+/// reserved -> in_doubt by its owner, whose lock it is under. The hold stays in its windows.
 pub(super) async fn doubt(tx: &Tx, id: PaymentId, reason: Reason) -> Result<bool, Fault> {
-    let done = tx
-        .run(
-            "UPDATE payments SET state = 'in_doubt', reason = $2, lease_expires = NULL, due = $3, updated = $3 \
-             WHERE payment_identifier = $1 AND state = 'reserved' AND ($2 <> 'lease_expired' OR lease_expires <= $3)",
-            &[text(&id.to_hex()), text(&reason.as_str()), int(&signed(tx.now))],
-        )
-        .await?;
+    doubt_where(tx, id, reason, "true").await
+}
+
+async fn doubt_where(tx: &Tx, id: PaymentId, reason: Reason, condition: &str) -> Result<bool, Fault> {
+    let sql = format!(
+        "UPDATE payments SET state = 'in_doubt', reason = $2, lease_expires = NULL, due = $3, updated = $3 \
+         WHERE payment_identifier = $1 AND state = 'reserved' AND {condition}"
+    );
+    let done = tx.run(&sql, &[text(&id.to_hex()), text(&reason.as_str()), int(&signed(tx.now))]).await?;
     if done == 1 {
         rows::note(tx, id, Note { event: "in_doubt", reason: Some(reason.as_str()), ..Note::default() }).await?;
     }
