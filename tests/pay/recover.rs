@@ -393,7 +393,7 @@ async fn killed(call: &Value) -> Bench {
     let ready = Box::pin(async {
         loop {
             let rows = bench.ledger.real.list(&all()).await.unwrap();
-            if bench.calls().1 == 1 && rows[0].has_payload {
+            if bench.calls().1 == 1 && rows.first().is_some_and(|row| row.has_payload) {
                 return;
             }
             tokio::time::sleep(Duration::from_millis(5)).await;
