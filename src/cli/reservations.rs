@@ -19,6 +19,8 @@ use crate::pay::{Sweep, SweepParts, SweepSettings};
 use crate::ports::World;
 use crate::x402::assets;
 
+/// One pass of the command takes all that is due.
+const EVERYTHING: u32 = 1_000_000;
 /// Fewer digits of an identifier name nobody.
 const SHORTEST_ID: usize = 8;
 
@@ -91,7 +93,12 @@ pub async fn run(command: &ReservationsCommand, tools: Tools<'_>) -> Result<Exit
             let chains = (tools.chains)()?;
             sweep(
                 *json,
-                SweepParts { world: tools.world, ledger: tools.ledger, chains, settings: SweepSettings::default() },
+                SweepParts {
+                    world: tools.world,
+                    ledger: tools.ledger,
+                    chains,
+                    settings: SweepSettings { batch: EVERYTHING, ..SweepSettings::default() },
+                },
             )
             .await
         }

@@ -177,6 +177,52 @@ async fn a_payment_that_somebody_works_on_is_left_to_them() {
     operator.finish().await;
 }
 
+/// What a test may still read of a process that it started.
+async fn ends(mut child: tokio::process::Child) {
+    drop(child.stdin.take());
+    let status = tokio::time::timeout(Duration::from_secs(20), child.wait()).await.unwrap().unwrap();
+    assert!(status.success(), "{status}");
+}
+
+#[tokio::test]
+async fn a_running_server_sweeps_by_itself_and_its_sweep_does_not_hold_up_its_end() {
+    let bench = Bench::new().await;
+    let doubt = bench.doubt("operator-serve-00").await;
+    let hash = bench.settle(&doubt).await;
+    let config = bench.path.with_file_name("stdio.yaml");
+    let file = json!({
+        "facilitator": {"base_url": "http://127.0.0.1:9"},
+        "signer": {"mode": "env-secret", "secret_env": "SWEEP_TEST_SEED"},
+        // A network that is no longer paid on is swept all the same.
+        "networks": {NETWORK: {"enabled": false, "rpc_urls": [bench.node().await.to_string()], "min_ledger_seconds": 0.01}},
+        "budget": {"store": "sqlite", "path": bench.path},
+        "network_security": {"allow_insecure_local": true},
+        "sweep": {"interval_ms": 100},
+    });
+    std::fs::write(&config, file.to_string()).unwrap();
+    let server = tokio::process::Command::new(env!("CARGO_BIN_EXE_tollway"))
+        .arg("--config")
+        .arg(&config)
+        .arg("stdio")
+        .env("SWEEP_TEST_SEED", bench.local.payer.secret().as_str())
+        .env_remove("DATABASE_URL")
+        .env_remove("FACILITATOR_URL")
+        .stdin(std::process::Stdio::piped())
+        .stdout(std::process::Stdio::piped())
+        .kill_on_drop(true)
+        .spawn()
+        .unwrap();
+    let swept = async {
+        while bench.row(doubt.id).await.state.is_open() {
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+    };
+    tokio::time::timeout(Duration::from_secs(60), swept).await.unwrap();
+    assert_eq!(bench.row(doubt.id).await.transaction, Some(hash));
+    ends(server).await;
+    bench.audit().await;
+}
+
 #[tokio::test]
 async fn wrong_usage_is_said_before_anything_is_opened_or_changed() {
     let bench = Bench::new().await;
