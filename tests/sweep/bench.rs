@@ -65,11 +65,15 @@ impl Bench {
         Bench::with(|_| {}).await
     }
 
-    /// Authorizations live for 10 ledgers, which close by hand; a used nonce's entry for at least 20.
+    /// Authorizations live for 200 ledgers, which close by hand; a used nonce's entry for at least 400.
     pub async fn with(change: impl FnOnce(&mut chain::Options)) -> Bench {
-        let local = local_with(change);
+        let local = local_with(|options| {
+            options.min_temporary_ttl = 400;
+            change(options);
+        });
         let world = local.world.clone();
-        let offer = local.requirements();
+        let mut offer = local.requirements();
+        offer["maxTimeoutSeconds"] = json!(1_200);
         let payments = Arc::new(Mutex::new(Vec::new()));
         let seller = {
             let (offer, payments) = (offer.clone(), payments.clone());
@@ -114,13 +118,14 @@ impl Bench {
         let upstream = UpstreamSettings { allow_insecure_local: true, ..UpstreamSettings::default() };
         let http = upstream.client(world.clone(), Tls::Plain);
         let catalog_client = Catalog::new(client(&world), &catalog.url("")).unwrap();
-        let node = local.node(Node::default()).await;
+        let mut chain = local.settings(vec![local.node(Node::default()).await]);
+        chain.max_authorization_seconds = 1_200;
         let parts = Parts {
             world: world.clone(),
             catalog: catalog_client.clone(),
             upstream: Upstream::new(upstream, world.clone(), http),
             ledger: ledger.clone(),
-            chains: BTreeMap::from([(NETWORK.parse().unwrap(), Arc::new(local.stellar(vec![node])))]),
+            chains: BTreeMap::from([(NETWORK.parse().unwrap(), Arc::new(local.with(chain)))]),
             signer: Arc::new(Signer::env_secret(local.payer.secret()).unwrap()),
             settings,
         };

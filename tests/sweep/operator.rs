@@ -90,8 +90,10 @@ impl Operator<'_> {
 async fn a_transaction_settles_only_the_payment_whose_authorization_it_carries() {
     let bench = Bench::new().await;
     let operator = Operator::honest(&bench).await;
-    let (paid, other) = (bench.doubt("operator-tx-00000").await, bench.doubt("operator-tx-00001").await);
-    let (hash, foreign) = (bench.settle(&paid).await, bench.settle(&other).await);
+    let paid = bench.doubt("operator-tx-00000").await;
+    let hash = bench.settle(&paid).await;
+    let other = bench.doubt("operator-tx-00001").await;
+    let foreign = bench.settle(&other).await;
     let with = |hash: &str| ["--settled".to_owned(), "--transaction".to_owned(), hash.to_owned(), "--json".to_owned()];
     for (transaction, word) in [
         (foreign.clone(), "does not carry this payment's authorization"),
@@ -152,7 +154,7 @@ async fn without_the_chain_a_written_reason_closes_it_an_hour_after_its_end() {
     // Counting it as spent frees nothing, so it need not wait.
     let said = blind.resolve(&spent, &["--settled", "--reason", "the seller sent an invoice", "--json"]).await.json();
     assert_eq!((&said["evidence"], &said["transaction"]), (&json!("operator"), &Value::Null));
-    bench.later(Duration::from_secs(3_700));
+    bench.later(Duration::from_secs(5_000));
     // The ledger's clock is never behind its newest event.
     let third = bench.doubt("operator-blind-02").await;
     blind.resolve(&freed, &["--released"]).await.refused(2, "needs --reason");
