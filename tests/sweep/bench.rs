@@ -37,6 +37,7 @@ pub struct Bench {
     pub agent: AgentId,
     tools: AgentTools,
     listing: Listing,
+    offer: Value,
     later: Later,
     ring: KeyRing,
     payments: Arc<Mutex<Vec<String>>>,
@@ -65,15 +66,15 @@ impl Bench {
         Bench::with(|_| {}).await
     }
 
-    /// Authorizations live for 200 ledgers, which close by hand; a used nonce's entry for at least 400.
+    /// Authorizations live for 100 ledgers, which close by hand; a used nonce's entry for at least 200.
     pub async fn with(change: impl FnOnce(&mut chain::Options)) -> Bench {
         let local = local_with(|options| {
-            options.min_temporary_ttl = 400;
+            options.min_temporary_ttl = 200;
             change(options);
         });
         let world = local.world.clone();
         let mut offer = local.requirements();
-        offer["maxTimeoutSeconds"] = json!(1_200);
+        offer["maxTimeoutSeconds"] = json!(600);
         let payments = Arc::new(Mutex::new(Vec::new()));
         let seller = {
             let (offer, payments) = (offer.clone(), payments.clone());
@@ -119,7 +120,7 @@ impl Bench {
         let http = upstream.client(world.clone(), Tls::Plain);
         let catalog_client = Catalog::new(client(&world), &catalog.url("")).unwrap();
         let mut chain = local.settings(vec![local.node(Node::default()).await]);
-        chain.max_authorization_seconds = 1_200;
+        chain.max_authorization_seconds = 600;
         let parts = Parts {
             world: world.clone(),
             catalog: catalog_client.clone(),
@@ -132,7 +133,7 @@ impl Bench {
         let agent: AgentId = "local".parse().unwrap();
         let tools = AgentTools::new(catalog_client, Some(Payer::new(parts)), Some(agent.clone()));
         let servers = [seller, catalog];
-        Bench { local, ledger, path, agent, tools, listing, later, ring, payments, _servers: servers, _dir: dir }
+        Bench { local, ledger, path, agent, tools, listing, offer, later, ring, payments, _servers: servers, _dir: dir }
     }
 
     /// A paid call whose answer never came.
@@ -163,14 +164,14 @@ impl Bench {
 
     /// The payment reaches the chain; gives its transaction's hash.
     pub async fn settle(&self, doubt: &Doubt) -> String {
-        let settled = self.local.settle(&doubt.transaction).await;
+        let settled = self.local.settle_for(&doubt.transaction, &self.offer).await;
         assert_eq!(settled["success"], true, "{settled}");
         settled["transaction"].as_str().unwrap().to_ascii_lowercase()
     }
 
     /// The chain refuses it from now on, whatever the ledger says.
     pub async fn refused(&self, doubt: &Doubt) {
-        let settled = self.local.settle(&doubt.transaction).await;
+        let settled = self.local.settle_for(&doubt.transaction, &self.offer).await;
         assert_eq!(settled["success"], false, "{settled}");
     }
 
@@ -189,10 +190,11 @@ impl Bench {
         events.into_iter().filter(|e| e.event == event).collect()
     }
 
-    /// Ledgers close until `sequence` is the newest.
+    /// Ledgers close until `sequence` is the newest, no faster than a network is believed to close them.
     pub fn close_to(&self, sequence: u64) {
         assert!(u64::from(self.local.here().sequence) <= sequence, "{sequence} is over");
         while u64::from(self.local.here().sequence) < sequence {
+            std::thread::sleep(Duration::from_millis(11));
             self.local.network.close_now();
         }
     }

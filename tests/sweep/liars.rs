@@ -128,8 +128,12 @@ async fn an_answer_about_another_entry_is_no_absence() {
         assert_eq!(bench.state(&doubt).await.0, "in_doubt");
     }
     assert_eq!(bench.pass(&bench.honest().await).await, settled());
+    bench.audit().await;
+}
 
-    // An honest absence beside an answer that is none is not everybody's absence.
+#[tokio::test]
+async fn an_honest_absence_beside_an_answer_that_is_none_is_not_everybodys_absence() {
+    let bench = Bench::new().await;
     let unpaid = bench.doubt("liars-key-0000001").await;
     bench.close_to(unpaid.row.authorization.dead_after + 1);
     let garbled = bench
@@ -216,7 +220,7 @@ async fn a_history_that_is_cut_short_releases_nothing() {
     let bench = Bench::new().await;
     let doubt = bench.doubt("liars-short-00000").await;
     bench.settle(&doubt).await;
-    bench.close_to(doubt.row.authorization.at + 500);
+    bench.close_to(doubt.row.authorization.at + 250);
     // The node behind the same address that answers for events is behind the payment's end.
     let last = doubt.row.authorization.dead_after;
     let behind = bench

@@ -61,7 +61,7 @@ async fn after_the_entrys_life_the_history_decides() {
     let paid = bench.doubt("sweep-history-000").await;
     let hash = bench.settle(&paid).await;
     let unpaid = bench.doubt("sweep-history-001").await;
-    bench.close_to(unpaid.row.authorization.at + 500);
+    bench.close_to(unpaid.row.authorization.at + 250);
     let sweep = bench.honest().await;
     let report = bench.pass(&sweep).await;
     assert_eq!((report.taken, report.settled, report.released), (2, 1, 1), "{report:?}");
@@ -74,7 +74,7 @@ async fn after_the_entrys_life_the_history_decides() {
 async fn beyond_retention_nothing_changes_and_a_human_is_called() {
     let bench = Bench::with(|options| options.retention = 5).await;
     let doubt = bench.doubt("sweep-retention-0").await;
-    bench.close_to(doubt.row.authorization.at + 500);
+    bench.close_to(doubt.row.authorization.at + 250);
     let sweep = bench.honest().await;
     assert_eq!(bench.pass(&sweep).await, unproved());
     bench.later(Duration::from_secs(5_000));
