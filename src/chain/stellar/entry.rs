@@ -127,7 +127,7 @@ impl Draft {
         Sha256::digest(encode(&self.preimage())).into()
     }
 
-    fn entry(&self, signature: ScVal) -> SorobanAuthorizationEntry {
+    pub(super) fn entry(&self, signature: ScVal) -> SorobanAuthorizationEntry {
         let credentials = SorobanAddressCredentials {
             address: self.payer.clone(),
             nonce: self.nonce,

@@ -6,7 +6,7 @@ use ed25519_dalek::{Signature, Signer as _, SigningKey, Verifier as _};
 use sha2::{Digest, Sha256};
 use stellar_xdr::{
     DiagnosticEvent, HostFunction, LedgerEntryData, MuxedAccount, OperationBody, Preconditions, ReadXdr, ScVal,
-    SorobanCredentials, TransactionEnvelope, TransactionExt, Uint256,
+    SorobanAuthorizedFunction, SorobanCredentials, TransactionEnvelope, TransactionExt, Uint256,
 };
 
 use super::entry::{self, Draft, SignedEntry, Transfer, XDR};
@@ -18,16 +18,19 @@ use crate::money::Amount;
 const KEY: [u8; 32] = [7; 32];
 const ASSET: &str = "CBIELTK6YBZJU5UP2WWQEUCYKLPU6AUNZ2BQ4WWFEIE3USCIHMXQDAMA";
 const PAY_TO: &str = "GAOH2NR3A3R2VS6TUE6L75A3OMJ4UKJWEHHNL5GIIEQTS5RVZEK5LAP4";
+/// A contract that pays.
+const SMART: &str = "CCW67TSZV3SSS2HXMBQ5JFGCKJNXKZM7UQUWUZPUTHXSTZLEO7SJMI75";
 const NONCE: i64 = 0x0123_4567_89ab_cdef;
 const MAX_TIME: u64 = 1_800_000_060;
 
-/// The first byte says what the rest is: a signer's answer (`a` as text, `b` as bytes), a simulation (`s`), an envelope
-/// (`t`), anything else every kind of it.
+/// The first byte says what the rest is: a signer's answer (`a` as text, `b` as bytes, `c` for a smart account), a
+/// simulation (`s`), an envelope (`t`), anything else every kind of value.
 pub fn run(data: &[u8]) {
     let Some((&kind, rest)) = data.split_first() else { return };
     match kind {
         b'a' => attach(&String::from_utf8_lossy(rest)),
         b'b' => attach(&BASE64.encode(rest)),
+        b'c' => attach_smart(&BASE64.encode(rest)),
         b's' => simulation(rest),
         b't' => nonce(rest),
         _ => {
@@ -38,22 +41,53 @@ pub fn run(data: &[u8]) {
     }
 }
 
-pub(crate) fn draft(credentials: Credentials) -> Draft {
+fn draft(credentials: Credentials) -> Draft {
     let key = SigningKey::from_bytes(&KEY).verifying_key().to_bytes();
-    let transfer = Transfer {
-        payer: stellar_strkey::ed25519::PublicKey(key).to_string().as_str().to_owned(),
-        pay_to: PAY_TO.into(),
-        asset: ASSET.into(),
-        amount: Amount::from_u64(10_000),
-    };
+    paid_by(&stellar_strkey::ed25519::PublicKey(key).to_string(), credentials)
+}
+
+fn paid_by(payer: &str, credentials: Credentials) -> Draft {
+    let transfer =
+        Transfer { payer: payer.into(), pay_to: PAY_TO.into(), asset: ASSET.into(), amount: Amount::from_u64(10_000) };
     let network = Sha256::digest("Test SDF Network ; September 2015").into();
     Draft::new(transfer, network, credentials, NONCE, 1_000_010, MAX_TIME).unwrap()
 }
 
-pub(crate) fn signed(credentials: Credentials) -> SignedEntry {
+fn signed(credentials: Credentials) -> SignedEntry {
     let draft = draft(credentials);
     let signature = SigningKey::from_bytes(&KEY).sign(&draft.digest()).to_bytes();
     draft.attach(&signature).unwrap_or_else(|e| panic!("{e}"))
+}
+
+/// A smart account's entry is ours byte for byte but for its signature, which is there.
+fn attach_smart(answer: &str) {
+    for credentials in [Credentials::Address, Credentials::AddressV2] {
+        let ours = paid_by(SMART, credentials);
+        let Ok(accepted) = ours.clone().attach_base64(answer) else { continue };
+        assert_eq!(accepted.draft, ours, "the draft was changed");
+        let (SorobanCredentials::Address(found) | SorobanCredentials::AddressV2(found)) = &accepted.entry.credentials
+        else {
+            panic!("another credential arm")
+        };
+        assert_ne!(found.signature, ScVal::Void, "no signature");
+        let mut bare = accepted.entry.clone();
+        let mut expected = signed(credentials).entry;
+        for entry in [&mut bare, &mut expected] {
+            let (SorobanCredentials::Address(c) | SorobanCredentials::AddressV2(c)) = &mut entry.credentials else {
+                panic!("another credential arm")
+            };
+            c.signature = ScVal::Void;
+            c.address = ours.payer.clone();
+        }
+        expected.root_invocation = bare.root_invocation.clone();
+        assert_eq!(bare, expected, "more than the signature differs");
+        let SorobanAuthorizedFunction::ContractFn(call) = &accepted.entry.root_invocation.function else {
+            panic!("another function")
+        };
+        assert_eq!(*call, ours.call, "another invocation");
+        assert!(accepted.entry.root_invocation.sub_invocations.is_empty());
+        assert_eq!(BASE64.decode(answer).unwrap(), entry::encode(&accepted.entry), "bytes behind the entry");
+    }
 }
 
 /// What is accepted is our own entry but for the signature, which is the payer's over our own draft.
@@ -138,6 +172,8 @@ mod tests {
         let read = |name: &str| std::fs::read(format!("{dir}/{name}")).unwrap();
         let entry = draft(Credentials::Address).attach_base64(&String::from_utf8_lossy(&read("signed-entry")[1..]));
         assert!(entry.is_ok(), "{:?}", entry.err());
+        let smart = BASE64.encode(&read("smart-entry")[1..]);
+        assert!(paid_by(SMART, Credentials::Address).attach_base64(&smart).is_ok());
         let simulation = serde_json::from_slice(&read("simulation")[1..]).unwrap();
         assert!(prepare::assemble(simulation, &signed(Credentials::Address)).is_ok());
         let envelope = TransactionEnvelope::from_xdr(&read("transaction")[1..], XDR).unwrap();
