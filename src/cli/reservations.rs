@@ -19,8 +19,6 @@ use crate::pay::{Sweep, SweepParts, SweepSettings};
 use crate::ports::World;
 use crate::x402::assets;
 
-/// One pass of the command takes all that is due.
-const EVERYTHING: u32 = 1_000_000;
 /// Fewer digits of an identifier name nobody.
 const SHORTEST_ID: usize = 8;
 
@@ -93,12 +91,7 @@ pub async fn run(command: &ReservationsCommand, tools: Tools<'_>) -> Result<Exit
             let chains = (tools.chains)()?;
             sweep(
                 *json,
-                SweepParts {
-                    world: tools.world,
-                    ledger: tools.ledger,
-                    chains,
-                    settings: SweepSettings { batch: EVERYTHING, ..SweepSettings::default() },
-                },
+                SweepParts { world: tools.world, ledger: tools.ledger, chains, settings: SweepSettings::default() },
             )
             .await
         }

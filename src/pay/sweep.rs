@@ -125,23 +125,17 @@ impl Sweep {
 
     /// Passes until `shutdown`. A row that is being read then is given back.
     pub async fn run(self, shutdown: CancellationToken) {
-        let interval = ms(self.parts.settings.interval);
-        let mut pause = interval;
+        let interval = self.parts.settings.interval;
         loop {
             // Processes that start together do not ask together.
-            let pause_ms = self.jittered(pause);
-            if let Either::Right(_) =
-                select(pin!(sleep(Duration::from_millis(pause_ms))), pin!(shutdown.cancelled())).await
-            {
+            let pause = interval.mul_f64(0.9).saturating_add(Duration::from_millis(self.jitter_ms(ms(interval) / 5)));
+            if let Either::Right(_) = select(pin!(sleep(pause)), pin!(shutdown.cancelled())).await {
                 return;
             }
-            let report = self.pass_until(&shutdown).await;
+            self.pass_until(&shutdown).await;
             if shutdown.is_cancelled() {
                 return;
             }
-            // After an outage there may be more due than one pass takes.
-            let more = report.taken >= u64::from(self.parts.settings.batch);
-            pause = if more { interval / 10 } else { interval };
         }
     }
 

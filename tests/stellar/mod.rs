@@ -168,10 +168,6 @@ impl Local {
 
     /// What the facilitator makes of a prepared transaction; ledgers close meanwhile.
     pub async fn settle(&self, transaction: &str) -> Value {
-        self.settle_for(transaction, &self.requirements()).await
-    }
-
-    pub async fn settle_for(&self, transaction: &str, requirements: &Value) -> Value {
         let rpc = self.node(Node::default()).await;
         let mut options = facilitator::Options::new("stellar:testnet", PASSPHRASE, vec![self.fees.key.clone()]);
         options.poll = Duration::from_millis(10);
@@ -180,9 +176,9 @@ impl Local {
         let body = json!({
             "x402Version": 2,
             "paymentPayload": {
-                "x402Version": 2, "accepted": requirements, "payload": {"transaction": transaction},
+                "x402Version": 2, "accepted": self.requirements(), "payload": {"transaction": transaction},
             },
-            "paymentRequirements": requirements,
+            "paymentRequirements": self.requirements(),
         });
         let request = http::Request::post(url.as_str())
             .header("content-type", "application/json")

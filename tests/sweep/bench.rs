@@ -37,7 +37,6 @@ pub struct Bench {
     pub agent: AgentId,
     tools: AgentTools,
     listing: Listing,
-    offer: Value,
     later: Later,
     ring: KeyRing,
     payments: Arc<Mutex<Vec<String>>>,
@@ -66,15 +65,11 @@ impl Bench {
         Bench::with(|_| {}).await
     }
 
-    /// Authorizations live for 100 ledgers, which close by hand; a used nonce's entry for at least 200.
+    /// Authorizations live for 10 ledgers, which close by hand; a used nonce's entry for at least 20.
     pub async fn with(change: impl FnOnce(&mut chain::Options)) -> Bench {
-        let local = local_with(|options| {
-            options.min_temporary_ttl = 200;
-            change(options);
-        });
+        let local = local_with(change);
         let world = local.world.clone();
-        let mut offer = local.requirements();
-        offer["maxTimeoutSeconds"] = json!(600);
+        let offer = local.requirements();
         let payments = Arc::new(Mutex::new(Vec::new()));
         let seller = {
             let (offer, payments) = (offer.clone(), payments.clone());
@@ -119,21 +114,20 @@ impl Bench {
         let upstream = UpstreamSettings { allow_insecure_local: true, ..UpstreamSettings::default() };
         let http = upstream.client(world.clone(), Tls::Plain);
         let catalog_client = Catalog::new(client(&world), &catalog.url("")).unwrap();
-        let mut chain = local.settings(vec![local.node(Node::default()).await]);
-        chain.max_authorization_seconds = 600;
+        let node = local.node(Node::default()).await;
         let parts = Parts {
             world: world.clone(),
             catalog: catalog_client.clone(),
             upstream: Upstream::new(upstream, world.clone(), http),
             ledger: ledger.clone(),
-            chains: BTreeMap::from([(NETWORK.parse().unwrap(), Arc::new(local.with(chain)))]),
+            chains: BTreeMap::from([(NETWORK.parse().unwrap(), Arc::new(local.stellar(vec![node])))]),
             signer: Arc::new(Signer::env_secret(local.payer.secret()).unwrap()),
             settings,
         };
         let agent: AgentId = "local".parse().unwrap();
         let tools = AgentTools::new(catalog_client, Some(Payer::new(parts)), Some(agent.clone()));
         let servers = [seller, catalog];
-        Bench { local, ledger, path, agent, tools, listing, offer, later, ring, payments, _servers: servers, _dir: dir }
+        Bench { local, ledger, path, agent, tools, listing, later, ring, payments, _servers: servers, _dir: dir }
     }
 
     /// A paid call whose answer never came.
@@ -164,14 +158,14 @@ impl Bench {
 
     /// The payment reaches the chain; gives its transaction's hash.
     pub async fn settle(&self, doubt: &Doubt) -> String {
-        let settled = self.local.settle_for(&doubt.transaction, &self.offer).await;
+        let settled = self.local.settle(&doubt.transaction).await;
         assert_eq!(settled["success"], true, "{settled}");
         settled["transaction"].as_str().unwrap().to_ascii_lowercase()
     }
 
     /// The chain refuses it from now on, whatever the ledger says.
     pub async fn refused(&self, doubt: &Doubt) {
-        let settled = self.local.settle_for(&doubt.transaction, &self.offer).await;
+        let settled = self.local.settle(&doubt.transaction).await;
         assert_eq!(settled["success"], false, "{settled}");
     }
 
@@ -190,11 +184,10 @@ impl Bench {
         events.into_iter().filter(|e| e.event == event).collect()
     }
 
-    /// Ledgers close until `sequence` is the newest, no faster than a network is believed to close them.
+    /// Ledgers close until `sequence` is the newest.
     pub fn close_to(&self, sequence: u64) {
         assert!(u64::from(self.local.here().sequence) <= sequence, "{sequence} is over");
         while u64::from(self.local.here().sequence) < sequence {
-            std::thread::sleep(Duration::from_millis(11));
             self.local.network.close_now();
         }
     }

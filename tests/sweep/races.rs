@@ -50,11 +50,10 @@ async fn two_sweeps_at_once_end_each_row_once() {
     let bench = Bench::new().await;
     let mut doubts = Vec::new();
     for n in 0..8 {
-        let doubt = bench.doubt(&format!("races-two-{n:07}")).await;
-        if n < 2 {
-            bench.settle(&doubt).await;
-        }
-        doubts.push(doubt);
+        doubts.push(bench.doubt(&format!("races-two-{n:07}")).await);
+    }
+    for doubt in doubts.iter().take(2) {
+        bench.settle(doubt).await;
     }
     bench.close_to(doubts[7].row.authorization.dead_after);
     let other = bench.another().await;
