@@ -280,11 +280,9 @@ async fn a_kept_connection_serves_its_own_name_and_port_alone() {
     }
     assert_eq!(number.load(Ordering::SeqCst), 3, "one connection for each name");
     assert_eq!(net.lookups.lock().unwrap().len(), 3);
-    let hosts = hosts.lock().unwrap();
-    for on_one in hosts.values() {
+    for on_one in hosts.lock().unwrap().values() {
         assert!(on_one.iter().all(|host| host == &on_one[0]), "{on_one:?}");
     }
-    drop(hosts);
     // Another port is another origin, and another look at the name.
     let error = client.send(get("https://moves.example:1/")).await.unwrap_err();
     assert!(matches!(error, HttpError::Refused("address_private")), "{error:?}");
