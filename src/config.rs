@@ -33,7 +33,26 @@ pub struct ConfigError {
 }
 
 fn refuse<T>(field: impl Into<String>, problem: impl Into<String>) -> Result<T, ConfigError> {
-    Err(ConfigError { field: field.into(), problem: problem.into() })
+    Err(ConfigError::new(&field.into(), &problem.into()))
+}
+
+impl ConfigError {
+    /// What stands in the file may be something that was pasted into the wrong place, as a value or as a name.
+    fn new(field: &str, problem: &str) -> ConfigError {
+        let field = if field.trim_matches('.').is_empty() { "configuration" } else { field };
+        ConfigError { field: shown(field, 200), problem: shown(problem, 1_000) }
+    }
+}
+
+/// One line of at most `max` characters, in which a Stellar seed is replaced by its length.
+fn shown(text: &str, max: usize) -> String {
+    let line: String = text.chars().map(|c| if c.is_control() { ' ' } else { c }).take(8_192).collect();
+    let seed = |word: &str| word.len() == 56 && word.starts_with('S');
+    let mut out = line.clone();
+    for word in line.split(|c: char| !c.is_ascii_alphanumeric()).filter(|word| seed(word)) {
+        out = out.replace(word, "(56 characters)");
+    }
+    out.chars().take(max).collect()
 }
 
 /// The variable with a keystore's key, where the file names no other.

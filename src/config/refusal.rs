@@ -16,7 +16,7 @@ pub(super) fn sentence(text: &str, error: &Error) -> ConfigError {
     let named = field.clone().unwrap_or_else(|| "configuration".into());
     let shown = value.filter(|value| value.chars().count() <= MAX_VALUE && !value.is_empty());
     let shown = shown.map_or_else(String::new, |value| format!("{value} "));
-    let refuse = |field: String, problem: String| ConfigError { field, problem };
+    let refuse = |field: String, problem: String| ConfigError::new(&field, &problem);
     match error {
         Error::InvalidScalar { ty, .. } => refuse(named, format!("{shown}is not {}{line}", kind(ty))),
         Error::SerdeInvalidType { expected, .. } | Error::SerdeInvalidValue { expected, .. } => {
@@ -126,6 +126,14 @@ mod tests {
         let say = |text: &str| sentence(text, &serde_saphyr::from_str::<File>(text).err().unwrap()).to_string();
         let unknown = say("http:\n  prot: 1\n");
         assert!(unknown.starts_with("http.prot: is not a field") && unknown.contains("port"), "{unknown}");
+        let empty = say("\"\": 2\n");
+        assert!(empty.starts_with("configuration: is not a field"), "{empty}");
+        let seed = format!("S{}", "A2".repeat(27) + "B");
+        let pasted = say(&format!("signer:\n  {seed}: x\n"));
+        let value =
+            super::super::refuse::<()>("signer.mode", format!("{seed:?} is unknown")).err().unwrap().to_string();
+        assert_eq!(value, "signer.mode: \"(56 characters)\" is unknown");
+        assert!(pasted.contains("is not a field") && !pasted.contains(&seed), "{pasted}");
         let twice = say("http: {port: 1}\nhttp: {port: 2}\n");
         assert!(twice.contains("http stands twice (line 2)") && !twice.contains("Policy"), "{twice}");
         let list = say("[]\n");
