@@ -310,9 +310,13 @@ impl Payer {
 
     async fn sign(&self, reserved: Reserved, draft: Draft) -> Result<Signed, Stop> {
         let id = reserved.payment_id;
-        let passphrase = self.chain(&reserved.quote.unit())?.passphrase();
-        match self.parts.signer.sign(reserved, draft, passphrase, &self.parts.world).await {
-            Ok(signed) => Ok(signed),
+        let chain = self.chain(&reserved.quote.unit())?;
+        match self.parts.signer.sign(reserved, draft, chain.passphrase(), &self.parts.world).await {
+            Ok(signed) => {
+                let (quote, authorization) = (&signed.reserved.quote, &signed.reserved.authorization);
+                chain.signed_away(&authorization.payer, &quote.offer.asset, quote.amount());
+                Ok(signed)
+            }
             Err(NotSigned::WindowMissed(reserved)) => {
                 Err(self.release(reserved, Reason::SignWindowMissed, PayError::SignWindowMissed { id }).await)
             }

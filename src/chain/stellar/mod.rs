@@ -347,6 +347,13 @@ impl Stellar {
         }
     }
 
+    /// A transfer of so much was signed: the remembered balance shrinks by it, and a call that it no longer covers asks.
+    pub fn signed_away(&self, payer: &str, asset: &Asset, amount: Amount) {
+        if let Some((_, Balance::Of(balance))) = self.cache().balances.get_mut(&(payer.to_owned(), asset.clone())) {
+            *balance = balance.checked_sub(amount).unwrap_or(Amount::ZERO);
+        }
+    }
+
     /// SEP-41 `balance(id)`, simulated: nothing is signed or sent.
     pub async fn balance_fresh(&self, payer: &str, asset: &Asset) -> Result<Balance, ChainError> {
         let ScAddress::Contract(contract) = entry::address(asset.as_str(), "asset")? else {
