@@ -40,7 +40,6 @@ fn listing(listing: &Listing) {
     }
     if let Some(schema) = &listing.input_schema {
         assert!(listing.raw.get().contains(schema.get()), "a byte was changed");
-        let _ = crate::mcp::headers::param_headers(schema);
     }
     let mut words = listing.warnings.clone();
     words.sort_unstable();

@@ -278,7 +278,10 @@ impl Scene {
         while u64::from(self.local.here().sequence) <= end {
             self.local.network.close_now();
         }
-        let honest: Stellar = self.local.stellar(vec![self.local.node(chain::Node::default()).await]);
+        // Its ledgers were closed at once.
+        let mut settings = self.local.settings(vec![self.local.node(chain::Node::default()).await]);
+        settings.min_ledger_ms = 0;
+        let honest: Stellar = self.local.with(settings);
         let sweep = Sweep::new(SweepParts {
             world: self.local.world.clone(),
             ledger: self.ledger.clone(),
