@@ -3,6 +3,7 @@
 
 use std::path::Path;
 
+use sha2::{Digest, Sha256};
 use zeroize::Zeroizing;
 
 use super::MAX_WORDS;
@@ -10,12 +11,6 @@ use crate::config::{self, Config, Source, Transport};
 use crate::mcp::StaticKeys;
 use crate::seal::{KeyRing, SealError};
 use crate::signer::keystore::{Keystore, KeystoreError, KeystoreKey, Seed};
-
-const SEED: &str = "SADQOBYHA4DQOBYHA4DQOBYHA4DQOBYHA4DQOBYHA4DQOBYHA4DQP54X";
-const KEYS: &str = "one:0123456789abcdef0123456789abcdef,two:fedcba9876543210fedcba9876543210";
-const RING: &str = "MDEyMzQ1Njc4OWFiY2RlZjAxMjM0NTY3ODlhYmNkZWY=";
-const DATABASE: &str = "postgres://tollway:correct-horse-battery@db.internal/tollway";
-const HEADER: &str = "Bearer not-to-be-shown-anywhere-0123456789";
 
 /// The first byte chooses the environment, the rest is the file; or `k` a keystore, `l` a list of keys.
 pub fn run(data: &[u8]) {
@@ -26,12 +21,12 @@ pub fn run(data: &[u8]) {
         b'l' => return keys(text),
         _ => {}
     }
-    let environment = Environment { secrets: mode & 1 == 0, database: mode & 2 == 0 };
+    let environment = Environment::new(mode, data);
     for transport in [None, Some(Transport::Stdio), Some(Transport::Remote)] {
         match config::parse(text, transport, &environment) {
-            Ok(config) => accepted(&config, text),
+            Ok(config) => accepted(&config, &environment),
             Err(error) => {
-                hides_secrets(&format!("{error} {error:?}"), text);
+                environment.is_not_in(&format!("{error} {error:?}"));
                 assert!(!error.field.is_empty() && !error.problem.is_empty());
                 let sentence = error.to_string();
                 assert!(sentence.chars().count() <= MAX_WORDS && !sentence.contains(char::is_control), "{sentence}");
@@ -71,8 +66,8 @@ fn keys(text: &str) {
     }
 }
 
-fn accepted(config: &Config, text: &str) {
-    hides_secrets(&format!("{config:?}"), text);
+fn accepted(config: &Config, environment: &Environment) {
+    environment.is_not_in(&format!("{config:?}"));
     for network in config.payable.iter() {
         let network_config = &config.networks[network];
         assert!(network_config.enabled && !network_config.rpc_urls.is_empty() && config.signer.can_pay());
@@ -95,29 +90,48 @@ fn accepted(config: &Config, text: &str) {
     }
 }
 
-/// What stands in the file itself is no secret of the environment's.
-fn hides_secrets(shown: &str, text: &str) {
-    for secret in [SEED, RING, DATABASE, "correct-horse", "not-to-be-shown", "0123456789abcdef0123456789abcdef"] {
-        assert!(text.contains(secret) || !shown.contains(secret), "a secret of the environment is shown");
-    }
-}
-
+/// Its secrets are made of the whole input, so that no input has them in its file: a fuzzer finds out what it is
+/// compared with.
 struct Environment {
     secrets: bool,
     database: bool,
+    /// 64 hex digits.
+    token: String,
+    seed: String,
+}
+
+impl Environment {
+    fn new(mode: u8, data: &[u8]) -> Environment {
+        let token: [u8; 32] = Sha256::digest(data).into();
+        let seed = stellar_strkey::ed25519::PrivateKey(Sha256::digest(token).into());
+        let seed = format!("{}", seed.as_unredacted());
+        Environment { secrets: mode & 1 == 0, database: mode & 2 == 0, token: hex::encode(token), seed }
+    }
+
+    fn is_not_in(&self, shown: &str) {
+        for secret in [&self.token[..24], &self.token[40..], &self.seed[..24]] {
+            assert!(!shown.contains(secret), "a secret of the environment is shown");
+        }
+    }
+
+    fn ring(&self) -> Result<KeyRing, SealError> {
+        KeyRing::parse(&self.token)
+    }
 }
 
 impl Source for Environment {
     fn env(&self, name: &str) -> Option<String> {
+        let token = &self.token;
         match name {
             "HOME" => Some("/home/tollway".into()),
-            "STELLAR_SECRET_KEY" if self.secrets => Some(SEED.into()),
-            "MCP_SERVER_API_KEYS" if self.secrets => Some(KEYS.into()),
-            "MCP_SIGNER_AUTH_HEADER" if self.secrets => Some(HEADER.into()),
-            config::KEYSTORE_KEY_ENV if self.secrets => Some("ab".repeat(32)),
-            "TOLLWAY_KEY_RING" if self.secrets => Some(RING.into()),
-            "DATABASE_URL" if self.database => Some(DATABASE.into()),
+            "STELLAR_SECRET_KEY" if self.secrets => Some(self.seed.clone()),
+            "MCP_SERVER_API_KEYS" if self.secrets => Some(format!("one:{token},two:{token}2")),
+            "MCP_SIGNER_AUTH_HEADER" if self.secrets => Some(format!("Bearer {token}")),
+            config::KEYSTORE_KEY_ENV | "TOLLWAY_KEY_RING" if self.secrets => Some(token.clone()),
+            "DATABASE_URL" if self.database => Some(format!("postgres://tollway:{token}@db.internal/tollway")),
             "LEDGER_URL" if self.database => Some("sqlite:///var/lib/tollway/ledger.sqlite".into()),
+            // Anything else that a file may name, so that a list that is none is refused without it.
+            _ if self.secrets && name.ends_with("_ODD") => Some(format!("{token} {token}:{token},")),
             _ => None,
         }
     }
@@ -125,11 +139,11 @@ impl Source for Environment {
         Err(std::io::ErrorKind::NotFound.into())
     }
     fn key_ring(&self, _path: &Path) -> Result<KeyRing, SealError> {
-        KeyRing::parse(RING)
+        self.ring()
     }
     fn keystore(&self, _path: &Path) -> Result<Keystore, KeystoreError> {
-        let key = KeystoreKey::parse(&"ab".repeat(32)).unwrap();
-        let seed = Seed::parse(SEED).unwrap();
+        let key = KeystoreKey::parse(&self.token).unwrap();
+        let seed = Seed::parse(&self.seed).unwrap();
         Ok(Keystore::seal(&crate::ports::machine::world().0, &seed, &key))
     }
 }
