@@ -586,14 +586,15 @@ pub enum NotReserved {
 
 /// Writes the row: the only way from a [`Quote`] to something that may be signed.
 pub async fn reserve(ledger: &dyn Ledger, intent: Intent) -> Result<Reserved, NotReserved> {
-    let sign_within = Duration::from_millis(intent.sign_within_ms.min(intent.lease_ms));
+    // Counted from before the row is there: a process that is stopped right after the commit signs nothing later.
+    let sign_until = Instant::now() + Duration::from_millis(intent.sign_within_ms.min(intent.lease_ms));
     match ledger.decide(&intent).await {
         Ok(Decision::Fresh(lease)) => Ok(Reserved {
             quote: intent.quote,
             payment_id: intent.payment_id,
             authorization: intent.authorization,
             lease,
-            sign_until: Instant::now() + sign_within,
+            sign_until,
             _written: Written(()),
         }),
         Ok(other) => Err(NotReserved::Refused(other)),

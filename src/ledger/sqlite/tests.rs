@@ -411,3 +411,21 @@ fn debug_shows_no_key() {
     let shown = runtime.block_on(async { format!("{:?}", File::new().await.ledger) });
     assert_eq!(shown, "SqliteLedger(sealing: true)");
 }
+
+/// A wall clock that is behind the ledger's does not stop a signature, so the other bound may not begin late.
+#[tokio::test]
+async fn the_time_to_sign_is_counted_from_before_the_row_is_there() {
+    let file = File::new().await;
+    file.ledger.replace_limits("file", &[limit()]).await.unwrap();
+    let intent = CALL.intent();
+    let within = Duration::from_millis(intent.sign_within_ms.min(intent.lease_ms));
+    let held = file.ledger.connection.lock().await;
+    let release = async {
+        tokio::time::sleep(Duration::from_millis(20)).await;
+        let released = tokio::time::Instant::now();
+        drop(held);
+        released
+    };
+    let (reserved, released) = futures_util::future::join(reserve(&*file.ledger, intent), release).await;
+    assert!(reserved.unwrap().sign_until < released + within);
+}
