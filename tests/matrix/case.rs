@@ -280,7 +280,7 @@ async fn strike_call(case: &Case, stage: &Stage, story: &mut Story) -> Result<()
             let allowed = case.step.then(case.kind, case.mode);
             // The fault may have struck the twin of the call that paid.
             let twin_paid = case.mode == Mode::Raced && story.has_success_before_last();
-            if !among(&answer, allowed) && !(twin_paid && answer.is_paid()) {
+            if !(among(&answer, allowed) || twin_paid && answer.is_paid()) {
                 return Err(format!("the repeated call's answer is none of {allowed:?}"));
             }
             if answer.is_paid() && !answer.has_output() {
