@@ -1,0 +1,328 @@
+//! What is refused, and in which words.
+
+use super::*;
+use crate::ledger::Database;
+
+struct Fake(BTreeMap<&'static str, &'static str>);
+impl Source for Fake {
+    fn env(&self, name: &str) -> Option<String> {
+        self.0.get(name).map(|v| (*v).to_owned())
+    }
+    fn read(&self, path: &Path) -> std::io::Result<Zeroizing<Vec<u8>>> {
+        match self.0.get(path.to_str().unwrap()) {
+            Some(text) => Ok(Zeroizing::new(text.as_bytes().to_vec())),
+            None => Err(std::io::ErrorKind::NotFound.into()),
+        }
+    }
+    fn keystore(&self, path: &Path) -> Result<Keystore, KeystoreError> {
+        Keystore::parse(self.0.get(path.to_str().unwrap()).copied().unwrap_or_default())
+    }
+}
+fn source(pairs: &[(&'static str, &'static str)]) -> Fake {
+    let mut all: BTreeMap<_, _> = pairs.iter().copied().collect();
+    all.entry("HOME").or_insert("/home/a");
+    Fake(all)
+}
+const KEYS: (&str, &str) = ("MCP_SERVER_API_KEYS", "a:0123456789abcdef0123456789abcdef");
+const CATALOG: &str = "facilitator: {base_url: 'https://c.example'}\n";
+
+#[test]
+fn the_default_is_local_discovery_and_reads_no_key() {
+    let config = load(None, None, &source(&[("STELLAR_SECRET_KEY", "S-should-not-be-read")])).unwrap();
+    assert!(!config.signer.can_pay());
+    assert_eq!(config.transport, Transport::Stdio);
+    assert_eq!(config.store, Store::Sqlite("/home/a/.local/state/tollway/ledger.sqlite".into()));
+    assert!(config.limits.is_empty());
+    assert_eq!(config.stdio_agent.as_str(), "local");
+}
+
+#[test]
+fn every_profile_is_valid_as_written() {
+    let env = [
+        ("STELLAR_SECRET_KEY", "SADQOBYHA4DQOBYHA4DQOBYHA4DQOBYHA4DQOBYHA4DQOBYHA4DQP54X"),
+        ("MCP_SIGNER_AUTH_HEADER", "Bearer x"),
+        ("TOLLWAY_KEY_RING", "000102030405060708090a0b0c0d0e0f000102030405060708090a0b0c0d0e0f"),
+        KEYS,
+    ];
+    let database = ("DATABASE_URL", "postgresql://tollway@db.example/tollway");
+    for (name, text) in profiles::ALL {
+        let pairs: Vec<_> = env.iter().copied().chain((name == "paying-cluster").then_some(database)).collect();
+        let env = source(&pairs);
+        let config = parse(text, None, &env).unwrap_or_else(|e| panic!("{name}: {e}"));
+        assert_eq!(config.signer.can_pay(), name.starts_with("paying"), "{name}");
+        assert_eq!(config.limits.len(), usize::from(name.starts_with("paying")), "{name}");
+    }
+}
+
+#[test]
+fn each_refusal_names_the_field_and_the_way_out() {
+    let paying = "signer: {mode: external, base_url: 'https://s.example'}\n";
+    let pubnet = "networks: {'stellar:pubnet': {enabled: true, rpc_urls: ['https://r.example']}}\n";
+    let remote = Some(Transport::Remote);
+    let cases: Vec<(String, Option<Transport>, &str, &str)> = vec![
+        ("{}".into(), None, "facilitator.base_url", "is missing"),
+        (format!("{CATALOG}budgte: {{}}\n"), None, "budgte", "not a field"),
+        (format!("{CATALOG}{CATALOG}"), None, "facilitator", "stands twice"),
+        (format!("{CATALOG}transport: carrier-pigeon\n"), None, "transport", "carrier-pigeon"),
+        (format!("{CATALOG}signer: {{mode: env-secret}}\n"), remote, "signer.mode", "stdio only"),
+        (format!("{CATALOG}signer: {{mode: env-secret}}\n"), None, "signer.secret_env", "STELLAR_SECRET_KEY"),
+        (format!("{CATALOG}signer: {{mode: encrypted-key}}\n"), None, "signer.keystore_path", "keystore create"),
+        (
+            format!("{CATALOG}signer: {{mode: encrypted-key, keystore_path: /k}}\n"),
+            None,
+            "signer.encryption_key_env",
+            "TOLLWAY_KEYSTORE_KEY is not set",
+        ),
+        (format!("{CATALOG}signer: {{mode: hardware}}\n"), None, "signer.mode", "encrypted-key"),
+        (format!("{CATALOG}signer: {{mode: none, base_url: 'https://s'}}\n"), None, "signer.base_url", "belongs"),
+        (
+            format!("{CATALOG}signer: {{mode: external, base_url: 'http://s.example'}}\n"),
+            None,
+            "signer.base_url",
+            "HTTPS",
+        ),
+        (format!("{CATALOG}{paying}"), remote, "http.api_keys_env", "MCP_SERVER_API_KEYS"),
+        (format!("{CATALOG}{pubnet}"), None, "networks.stellar:pubnet.enabled", "signer.mode is none"),
+        (format!("{CATALOG}networks: {{base: {{}}}}\n"), None, "networks", "CAIP-2"),
+        (
+            format!("{CATALOG}networks: {{'stellar:pubnet': {{min_ledger_seconds: 1}}}}\n"),
+            None,
+            "networks.stellar:pubnet.min_ledger_seconds",
+            "below 4",
+        ),
+        (
+            format!("{CATALOG}networks: {{'stellar:local': {{}}}}\n"),
+            None,
+            "networks.stellar:local.passphrase",
+            "missing",
+        ),
+        (format!("{CATALOG}budget: {{store: memory}}\n"), None, "budget.store", "sqlite"),
+        (
+            format!("{CATALOG}{paying}budget: {{store: postgres}}\n"),
+            None,
+            "budget.database_url_env",
+            "DATABASE_URL is not set",
+        ),
+        (format!("{CATALOG}budget: {{store: postgres, path: /l}}\n"), None, "budget.path", "belongs"),
+        (format!("{CATALOG}budget: {{ca_file: /ca.pem}}\n"), None, "budget.ca_file", "belongs"),
+        (format!("{CATALOG}budget: {{path: ledger.db}}\n"), None, "budget.path", "relative"),
+        (
+            format!(
+                "{CATALOG}budget: {{default_per_call_max_atomic: '1e6', default_session_or_day_max_atomic: '1'}}\n"
+            ),
+            None,
+            "budget.default_per_call_max_atomic",
+            "1e6",
+        ),
+        (
+            format!("{CATALOG}budget: {{default_per_call_max_atomic: '1'}}\n"),
+            None,
+            "budget.default_session_or_day_max_atomic",
+            "is missing",
+        ),
+        (
+            format!(
+                "{CATALOG}networks: {{'stellar:local': {{passphrase: x}}}}\n\
+                 budget: {{default_per_call_max_atomic: '1', default_session_or_day_max_atomic: '1'}}\n"
+            ),
+            None,
+            "budget.default_per_call_max_atomic",
+            "budget.limits entry",
+        ),
+        (
+            format!("{CATALOG}budget: {{limits: [{{network: 'stellar:testnet', asset: C1}}]}}\n"),
+            None,
+            "budget.limits[0]",
+            "no figure",
+        ),
+        (
+            format!("{CATALOG}network_security: {{resolved_mcp_endpoints: {{'mcp://tool/x': 'http://x.example'}}}}\n"),
+            None,
+            "network_security.resolved_mcp_endpoints.mcp://tool/x",
+            "HTTPS",
+        ),
+        (
+            format!(
+                "{CATALOG}network_security: {{resolved_mcp_endpoints: {{'mcp://tool/x': 'https://10.0.0.1/mcp'}}}}\n"
+            ),
+            None,
+            "network_security.resolved_mcp_endpoints.mcp://tool/x",
+            "address_private",
+        ),
+        (format!("{CATALOG}network_security: {{max_redirects: 11}}\n"), None, "network_security.max_redirects", "11"),
+        ("facilitator: {base_url: 'https://u:p@c.example'}\n".into(), None, "facilitator.base_url", "credentials"),
+        (format!("{CATALOG}transport: sse\n"), None, "transport", "streamable-http"),
+        (format!("{CATALOG}signer: {{keystore_path: /k}}\n"), None, "signer.keystore_path", "belongs"),
+        (format!("{CATALOG}signer: {{encryption_key_env: K}}\n"), None, "signer.encryption_key_env", "belongs"),
+        (format!("{CATALOG}http: {{api_keys_env: KEYS}}\n"), remote, "http.api_keys_env", "KEYS is not set"),
+        (
+            format!("{CATALOG}http: {{allowed_hosts: ['https://c.example']}}\n"),
+            None,
+            "http.allowed_hosts",
+            "name that clients use",
+        ),
+        (
+            format!("{CATALOG}http: {{allowed_origins: [app.example]}}\n"),
+            None,
+            "http.allowed_origins",
+            "scheme and host",
+        ),
+        (format!("{CATALOG}keys: {{ring_env: RING}}\n"), None, "keys.ring_env", "RING is not set"),
+        (format!("{CATALOG}keys: {{ring_file: /no/ring}}\n"), None, "keys.ring_file", "/no/ring"),
+        (
+            format!("{CATALOG}{paying}budget: {{database_url_env: DB}}\n"),
+            None,
+            "budget.database_url_env",
+            "DB is not set",
+        ),
+    ];
+    for (text, transport, field, word) in cases {
+        let error = match parse(&text, transport, &source(&[])) {
+            Err(error) => error,
+            Ok(_) => panic!("accepted: {text}"),
+        };
+        assert_eq!(error.field, field, "{text}\n{error}");
+        assert!(error.to_string().contains(word), "{text}\n{error}");
+        assert_eq!(error.to_string().lines().count(), 1, "{error}");
+    }
+}
+
+/// The key is 32 times 0x01, the seed 32 times 0x07.
+const KEYSTORE: &str = r#"{"version": 1, "algorithm": "AES-256-GCM",
+    "address": "GDVEU3DD4KOFECV66VIHWEZOYX4ZKR3WV27L464SIIPOU2IUI3JCZA57", "nonce": "CQkJCQkJCQkJCQkJ",
+    "ciphertext": "wwggyck3AcZ4U01IqdqCEJ7Aef0zmDPhMF83TulQ+PrYLY4yjBfd3agWQB5CdA/i"}"#;
+
+#[test]
+fn a_keystore_is_opened_at_the_start_on_both_transports_and_its_secrets_never_show() {
+    let key = "0101010101010101010101010101010101010101010101010101010101010101";
+    let text = format!("{CATALOG}signer: {{mode: encrypted-key, keystore_path: /k.json, encryption_key_env: K}}\n");
+    for transport in [Transport::Stdio, Transport::Remote] {
+        let config = parse(&text, Some(transport), &source(&[("/k.json", KEYSTORE), ("K", key), KEYS])).unwrap();
+        let SignerMode::EncryptedKey { path, seed } = &config.signer else { panic!("{:?}", config.signer) };
+        assert_eq!(path, Path::new("/k.json"));
+        assert!(KEYSTORE.contains(&seed.address()));
+        assert!(!format!("{config:?}").contains(key));
+    }
+    let without_keys = parse(&text, Some(Transport::Remote), &source(&[("/k.json", KEYSTORE), ("K", key)]));
+    assert_eq!(without_keys.unwrap_err().field, "http.api_keys_env");
+    let other = "02".repeat(32);
+    let other: &'static str = other.leak();
+    for (file, key, field, word) in [
+        (KEYSTORE, other, "signer.keystore_path", "/k.json: the key does not open"),
+        (KEYSTORE, "0badc0de", "signer.encryption_key_env", "openssl rand -hex 32"),
+        ("{}", key, "signer.keystore_path", "members"),
+    ] {
+        let error = parse(&text, None, &source(&[("/k.json", file), ("K", key)])).unwrap_err();
+        assert_eq!(error.field, field, "{error}");
+        assert!(error.problem.contains(word) && !error.problem.contains(key), "{error}");
+    }
+}
+
+#[test]
+fn only_an_external_signer_has_a_smart_accounts_ceiling() {
+    let ceiling = "smart_account_ceiling_atomic: '5'";
+    let external = format!("{CATALOG}signer: {{mode: external, base_url: 'https://s.example', {ceiling}}}\n");
+    let config = parse(&external, None, &source(&[])).unwrap();
+    assert_eq!(config.smart_account_ceiling, Some(Amount::from_u64(5)));
+    let own = format!("{CATALOG}signer: {{mode: env-secret, {ceiling}}}\n");
+    let seed = ("STELLAR_SECRET_KEY", "SADQOBYHA4DQOBYHA4DQOBYHA4DQOBYHA4DQOBYHA4DQOBYHA4DQP54X");
+    let error = parse(&own, None, &source(&[seed])).unwrap_err();
+    assert_eq!(error.field, "signer.smart_account_ceiling_atomic");
+    assert!(error.problem.contains("external"), "{error}");
+}
+
+#[test]
+fn a_mainnet_on_a_remote_transport_needs_postgres_and_never_in_plain_text() {
+    let text = format!(
+        "{CATALOG}signer: {{mode: external, base_url: 'https://s.example'}}\n\
+         networks: {{'stellar:pubnet': {{enabled: true, rpc_urls: ['https://r.example']}}}}\n"
+    );
+    let error = parse(&text, Some(Transport::Remote), &source(&[KEYS])).unwrap_err();
+    assert_eq!(error.field, "networks.stellar:pubnet.enabled");
+    let cluster = format!("{text}budget: {{store: postgres}}\n");
+    for (url, transport, accepted) in [
+        ("postgres://u:hunter2@db.example/x", Transport::Remote, true),
+        ("postgres://u:hunter2@127.0.0.1/x?sslmode=disable", Transport::Remote, true),
+        ("postgres://u:hunter2@db.example/x?sslmode=disable", Transport::Remote, false),
+        ("postgres://u:hunter2@db.example/x?sslmode=disable", Transport::Stdio, false),
+    ] {
+        let parsed = parse(&cluster, Some(transport), &source(&[KEYS, ("DATABASE_URL", url)]));
+        match parsed {
+            Ok(config) => {
+                assert!(accepted, "{url}");
+                assert!(!format!("{config:?}").contains("hunter2"));
+            }
+            Err(error) => {
+                assert!(!accepted && error.field == "networks.stellar:pubnet.enabled", "{url}: {error}");
+                assert!(error.problem.contains("verify-full") && !error.problem.contains("hunter2"), "{error}");
+            }
+        }
+    }
+    let config = parse(&text, Some(Transport::Stdio), &source(&[])).unwrap();
+    assert!(config.payable.contains(&"stellar:pubnet".parse().unwrap()));
+}
+
+#[test]
+fn a_weak_key_or_ring_is_refused_before_anything_starts_and_never_quoted() {
+    let text = format!("{CATALOG}keys: {{ring_env: RING}}\n");
+    let good = "000102030405060708090a0b0c0d0e0f000102030405060708090a0b0c0d0e0f";
+    let ring = |ring| parse(&text, None, &source(&[("RING", ring)]));
+    assert!(matches!(ring(good).unwrap().key_ring, KeyRingSource::Keys(_)));
+    let error = ring("0badc0de0badc0de").unwrap_err();
+    assert!(error.field == "keys.ring_env" && error.problem.contains("32 bytes"), "{error}");
+    assert!(!error.to_string().contains("0badc0de"), "{error}");
+
+    let keys = |keys, transport| parse(CATALOG, Some(transport), &source(&[("MCP_SERVER_API_KEYS", keys)]));
+    let error = keys("a:0badc0de", Transport::Remote).unwrap_err();
+    assert!(error.field == "http.api_keys_env" && error.problem.contains("openssl"), "{error}");
+    assert!(!error.to_string().contains("0badc0de"), "{error}");
+    assert!(keys("a:0badc0de", Transport::Stdio).unwrap().http.api_keys.is_none(), "not read on stdio");
+}
+
+#[test]
+fn database_url_names_the_ledger_or_is_refused_without_its_password() {
+    let paying = format!("{CATALOG}signer: {{mode: external, base_url: 'https://s.example'}}\n");
+    let stored = |text: &str, pairs: &[_]| parse(text, None, &source(pairs)).map(|config| config.store);
+    let sqlite = Ok(Store::Sqlite("/var/lib/l.sqlite".into()));
+    assert_eq!(stored(&paying, &[("DATABASE_URL", "sqlite:///var/lib/l.sqlite")]), sqlite);
+    let named = format!("{paying}budget: {{path: /elsewhere, database_url_env: DB}}\n");
+    assert_eq!(stored(&named, &[("DB", "sqlite:/var/lib/l.sqlite"), ("DATABASE_URL", "mysql://x")]), sqlite);
+    for url in ["postgres://u:hunter2@db/x", "sqlite::memory:", "sqlite://l.sqlite", "hunter2"] {
+        let error = stored(&paying, &[("DATABASE_URL", url)]).unwrap_err();
+        assert_eq!(error.field, "DATABASE_URL", "{url}");
+        assert!(error.problem.contains("sqlite:///absolute/path") && !error.problem.contains("hunter2"), "{error}");
+    }
+    // Discovery has no ledger: another program's variable is no reason to refuse.
+    assert!(stored(CATALOG, &[("DATABASE_URL", "postgres://u:hunter2@db/x")]).is_ok());
+    let operator = load_store(None, &source(&[("DATABASE_URL", "postgres://u:hunter2@db/x")]));
+    assert_eq!(operator.unwrap_err().field, "DATABASE_URL");
+
+    let cluster = format!("{paying}budget: {{store: postgres}}\n");
+    let database = Database::parse("postgres://u:hunter2@db/x", None).unwrap();
+    let url = [("DATABASE_URL", "postgres://u:hunter2@db/x")];
+    assert_eq!(stored(&cluster, &url), Ok(Store::Postgres(Box::new(database))));
+    for url in ["sqlite:///var/lib/l.sqlite", "postgres://u:hunter2@db/x?sslmode=prefer", "hunter2"] {
+        let error = stored(&cluster, &[("DATABASE_URL", url)]).unwrap_err();
+        assert!(error.field == "DATABASE_URL" && !error.problem.contains("hunter2"), "{error}");
+    }
+    let discovery = format!("{CATALOG}budget: {{store: postgres}}\n");
+    assert_eq!(stored(&discovery, &[]), Ok(Store::None), "discovery needs no database");
+}
+
+#[test]
+fn a_refused_url_does_not_show_the_access_key_in_it() {
+    for url in ["https://r.example/v1?key=hunter2", "https://u:hunter2@r.example", "https://r.example:x/hunter2"] {
+        let text = format!("{CATALOG}networks: {{'stellar:testnet': {{rpc_urls: ['{url}']}}}}\n");
+        let error = parse(&text, None, &source(&[])).unwrap_err();
+        assert_eq!(error.field, "networks.stellar:testnet.rpc_urls");
+        assert!(!error.to_string().contains("hunter2"), "{error}");
+    }
+}
+
+#[test]
+fn the_environment_overrides_url_and_port_and_no_secret_shows() {
+    let env = source(&[("FACILITATOR_URL", "http://127.0.0.1:9"), ("PORT", "81"), KEYS]);
+    let config = parse(CATALOG, Some(Transport::Remote), &env).unwrap();
+    assert_eq!((config.catalog_url.as_str(), config.http.port), ("http://127.0.0.1:9/", 81));
+    assert!(!format!("{config:?}").contains("0123456789abcdef"));
+}
