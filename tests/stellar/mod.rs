@@ -15,9 +15,14 @@ use axum::{Json, Router};
 use ed25519_dalek::Signer as _;
 use futures_util::future::{Either, select};
 use serde_json::{Value, json};
+use sha2::{Digest as _, Sha256};
+use stellar_xdr::{
+    DecoratedSignature, LedgerEntryData, LedgerKey, LedgerKeyAccount, Limits, MuxedAccount, ReadXdr, SequenceNumber,
+    Signature, SignatureHint, TransactionEnvelope, Uint256, WriteXdr,
+};
 use tokio_util::sync::CancellationToken;
 use tollway::chain::stellar::{Credentials, Draft, LedgerPoint, Settings, SignedEntry, Stellar};
-use tollway::http::{Client, Destination, Limits, Tls};
+use tollway::http::{self as outbound, Client, Destination, Tls};
 use tollway::json;
 use tollway::mcp::serve::serve;
 use tollway::ports::{World, machine};
@@ -71,7 +76,7 @@ pub fn client(world: &World) -> Client {
         world.clone(),
         Tls::Plain,
         Destination::Operator,
-        Limits { timeout: Duration::from_secs(5), ..Limits::default() },
+        outbound::Limits { timeout: Duration::from_secs(5), ..outbound::Limits::default() },
     )
 }
 
@@ -147,9 +152,13 @@ impl Local {
     }
 
     pub fn requirements(&self) -> Value {
+        self.requirements_to(&self.seller.address())
+    }
+
+    pub fn requirements_to(&self, pay_to: &str) -> Value {
         json!({
             "scheme": "exact", "network": "stellar:testnet", "amount": "10000", "asset": USDC,
-            "payTo": self.seller.address(), "maxTimeoutSeconds": 60, "extra": {"areFeesSponsored": true},
+            "payTo": pay_to, "maxTimeoutSeconds": 60, "extra": {"areFeesSponsored": true},
         })
     }
 
@@ -197,6 +206,45 @@ impl Local {
             Either::Right(((), _)) => unreachable!("ledgers close for ever"),
         };
         serde_json::from_slice(answer.body()).unwrap()
+    }
+
+    /// The prepared transaction as its submitter sends it: with a source, a sequence and a signature. Gives its hash.
+    pub async fn submit(&self, transaction: &str) -> String {
+        let TransactionEnvelope::Tx(mut envelope) =
+            TransactionEnvelope::from_xdr_base64(transaction, Limits::none()).unwrap()
+        else {
+            panic!("a transaction")
+        };
+        let source = self.fees.id();
+        let rpc = self.node(Node::default()).await;
+        let key = LedgerKey::Account(LedgerKeyAccount { account_id: source.clone() });
+        let keys = json!({"keys": [key.to_xdr_base64(Limits::none()).unwrap()]});
+        let found = self.ask(&rpc, "getLedgerEntries", keys).await;
+        let entry = found["entries"][0]["xdr"].as_str().unwrap();
+        let LedgerEntryData::Account(account) = LedgerEntryData::from_xdr_base64(entry, Limits::none()).unwrap() else {
+            panic!("an account")
+        };
+        let public = self.fees.key.verifying_key().to_bytes();
+        envelope.tx.source_account = MuxedAccount::Ed25519(Uint256(public));
+        envelope.tx.seq_num = SequenceNumber(account.seq_num.0 + 1);
+        let hash = envelope.tx.hash(Sha256::digest(PASSPHRASE).into()).unwrap();
+        let signature = DecoratedSignature {
+            hint: SignatureHint(public[28..].try_into().unwrap()),
+            signature: Signature(self.fees.key.sign(&hash).to_bytes().to_vec().try_into().unwrap()),
+        };
+        envelope.signatures = vec![signature].try_into().unwrap();
+        let signed = TransactionEnvelope::Tx(envelope).to_xdr_base64(Limits::none()).unwrap();
+        let sent = self.ask(&rpc, "sendTransaction", json!({"transaction": signed})).await;
+        assert_eq!(sent["status"], "PENDING", "{sent}");
+        self.network.close_now();
+        hex::encode(hash)
+    }
+
+    async fn ask(&self, rpc: &Url, method: &str, params: Value) -> Value {
+        let body = json!({"jsonrpc": "2.0", "id": 1, "method": method, "params": params}).to_string();
+        let request = http::Request::post(rpc.as_str()).header("content-type", "application/json");
+        let answer = client(&self.world).send(request.body(Bytes::from(body)).unwrap()).await.unwrap();
+        serde_json::from_slice::<Value>(answer.body()).unwrap()["result"].take()
     }
 }
 

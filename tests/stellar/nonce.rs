@@ -1,9 +1,12 @@
 //! "Was this authorization used?", answered by a real host's own entries: what releases money, and what must not.
 
 use serde_json::json;
+use stellar_xdr::{ContractExecutable, Hash, LedgerEntryData, Limits, ReadXdr, ScVal, WriteXdr};
 use tollway::chain::NonceReading;
 use tollway::chain::stellar::{Draft, NonceQuestion, Stellar, TransactionStatus};
-use tollway::sandbox::chain::Node;
+use tollway::json;
+use tollway::sandbox::chain::{Node, USDC_ISSUER};
+use tollway::x402::Offer;
 use url::Url;
 
 use super::{Local, local, local_with, signed_by};
@@ -84,6 +87,47 @@ async fn a_used_nonce_is_found_while_its_entry_lives_and_in_the_history_after_it
     for bad in ["", "xyz", &"0".repeat(63), &"g".repeat(64)] {
         assert!(stellar.transaction(bad).await.is_err(), "{bad:?}");
     }
+}
+
+/// What goes to the asset's issuer is burnt: no transfer event tells of it, and yet it was paid.
+#[tokio::test]
+async fn a_payment_to_the_assets_issuer_is_in_the_history_too() {
+    let local = local();
+    let stellar = local.honest().await;
+    let start = local.here().sequence;
+    let requirements = local.requirements_to(USDC_ISSUER);
+    let offer = Offer::parse(&json::raw(&requirements)).unwrap();
+    let draft = stellar.draft(&offer, &local.payer.address(), local.here()).unwrap();
+    let transaction = stellar.prepare(&signed_by(&local.payer, draft.clone())).await.unwrap();
+    let hash = local.submit(&transaction).await;
+    let TransactionStatus::Success { ledger } = stellar.transaction(&hash).await.unwrap() else { panic!("success") };
+    close_to(&local, ledger + 45);
+    assert_eq!(read(&stellar, &draft, start).await, NonceReading::Used { ledger: ledger.into() });
+}
+
+/// Another token may move balances without an event: its silence frees nothing.
+#[tokio::test]
+async fn the_history_of_a_token_that_is_no_stellar_asset_proves_no_absence() {
+    let local = local();
+    let start = local.here().sequence;
+    let liar = local
+        .liar(|method, answer| {
+            let entries = answer["result"]["entries"].as_array_mut();
+            for entry in entries.into_iter().flatten().filter(|_| method == "getLedgerEntries") {
+                let read = LedgerEntryData::from_xdr_base64(entry["xdr"].as_str().unwrap(), Limits::none()).unwrap();
+                let LedgerEntryData::ContractData(mut data) = read else { continue };
+                let ScVal::ContractInstance(instance) = &mut data.val else { continue };
+                instance.executable = ContractExecutable::Wasm(Hash([1; 32]));
+                entry["xdr"] = LedgerEntryData::ContractData(data).to_xdr_base64(Limits::none()).unwrap().into();
+            }
+        })
+        .await;
+    let stellar = local.stellar(vec![liar]);
+    let draft = local.draft(&stellar);
+    close_to(&local, start + 19);
+    assert_eq!(read(&stellar, &draft, start).await, NonceReading::Dead, "by the entry alone");
+    close_to(&local, start + 30);
+    unsure(read(&stellar, &draft, start).await, "no Stellar asset");
 }
 
 #[tokio::test]

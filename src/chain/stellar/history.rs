@@ -5,12 +5,13 @@ use std::collections::BTreeSet;
 use std::ops::RangeInclusive;
 
 use stellar_xdr::{
-    FeeBumpTransactionInnerTx, OperationBody, ReadXdr, ScAddress, ScVal, SorobanCredentials, TransactionEnvelope,
+    ContractDataDurability, ContractExecutable, FeeBumpTransactionInnerTx, LedgerEntryData, LedgerKey,
+    LedgerKeyContractData, OperationBody, ReadXdr, ScAddress, ScVal, SorobanCredentials, TransactionEnvelope,
 };
 
 use super::entry;
 use super::reading::NonceQuestion;
-use super::rpc::{Events, Health, Rpc, Transaction, encode};
+use super::rpc::{Entry, Events, Health, LedgerEntries, Rpc, Transaction, encode};
 use super::{ChainError, Stellar};
 
 /// Pages of events that one look reads at most.
@@ -116,7 +117,12 @@ impl Stellar {
         if health.oldest_ledger > from || to.saturating_sub(from) >= MAX_EVENT_LEDGERS {
             return Err(gone(rpc));
         }
-        Ok(self.in_events(rpc, question, from..=to).await?.map(|(_, ledger)| ledger))
+        let found = self.in_events(rpc, question, from..=to).await?.map(|(_, ledger)| ledger);
+        if found.is_none() && !is_asset_contract(rpc, question.asset).await? {
+            // It may move balances without a word.
+            return Err(ChainError::Unsupported("events of a token that is no Stellar asset prove no absence".into()));
+        }
+        Ok(found)
     }
 
     /// The transaction (its hash and ledger) that used the nonce in these ledgers; `None` only where the RPC has shown
@@ -127,13 +133,19 @@ impl Stellar {
         question: NonceQuestion<'_>,
         ledgers: RangeInclusive<u32>,
     ) -> Result<Option<(String, u32)>, ChainError> {
+        let event = |name: &str| encode(&ScVal::Symbol(entry::symbol(name)));
+        let payer = encode(&ScVal::Address(entry::address(question.payer, "payer")?))?;
+        let pay_to = encode(&ScVal::Address(entry::address(question.pay_to, "payTo")?))?;
+        let (any, rest) = ("*".to_owned(), "**".to_owned());
+        // A transfer to the asset's issuer is told as a burn, one from the issuer as a mint (CAP-46-6; with the
+        // administrator before the recipient until CAP-67).
         let topics = [
-            encode(&ScVal::Symbol(entry::symbol("transfer")))?,
-            encode(&ScVal::Address(entry::address(question.payer, "payer")?))?,
-            encode(&ScVal::Address(entry::address(question.pay_to, "payTo")?))?,
-            "**".to_owned(),
+            vec![event("transfer")?, payer.clone(), pay_to.clone(), rest.clone()],
+            vec![event("burn")?, payer, rest.clone()],
+            vec![event("mint")?, pay_to.clone(), rest.clone()],
+            vec![event("mint")?, any, pay_to, rest],
         ];
-        let filters = serde_json::json!([{"type": "contract", "contractIds": [question.asset], "topics": [topics]}]);
+        let filters = serde_json::json!([{"type": "contract", "contractIds": [question.asset], "topics": topics}]);
         let mut params = serde_json::json!({
             "startLedger": ledgers.start(), "endLedger": ledgers.end().saturating_add(1),
             "filters": filters, "pagination": {"limit": PAGE},
@@ -166,6 +178,25 @@ impl Stellar {
             }
         }
         Err(ChainError::Unreachable(format!("{} has more events than one look reads", rpc.name())))
+    }
+}
+
+/// Whether the host's own asset contract serves this address: its transfers always leave an event (CAP-46-6).
+async fn is_asset_contract(rpc: &Rpc, asset: &str) -> Result<bool, ChainError> {
+    let key = LedgerKey::ContractData(LedgerKeyContractData {
+        contract: entry::address(asset, "asset")?,
+        key: ScVal::LedgerKeyContractInstance,
+        durability: ContractDataDurability::Persistent,
+    });
+    let answer: LedgerEntries = rpc.call("getLedgerEntries", &serde_json::json!({"keys": [encode(&key)?]})).await?;
+    let unread = || ChainError::Unreachable(format!("{}: the asset's contract cannot be read", rpc.name()));
+    let entry = answer.entries.as_deref().and_then(<[Entry]>::first).ok_or_else(unread)?;
+    match LedgerEntryData::from_xdr_base64(&entry.xdr, entry::XDR).map_err(|_| unread())? {
+        LedgerEntryData::ContractData(data) => match data.val {
+            ScVal::ContractInstance(instance) => Ok(instance.executable == ContractExecutable::StellarAsset),
+            _ => Err(unread()),
+        },
+        _ => Err(unread()),
     }
 }
 

@@ -18,7 +18,9 @@ use crate::chain::NonceReading;
 
 /// Ledgers by which a row's own start may be behind the newest one at its reservation.
 const START_SLACK: u64 = 2;
-/// The network can vote for another setting.
+/// The network can vote for another setting, but an entry keeps the life that it was given: a setting above the one
+/// that every network has had proves nothing about older entries.
+const LONGEST_BELIEVED_TTL: u32 = 17_280;
 const SETTING_LIFE: Duration = Duration::from_secs(3600);
 
 /// What is asked about: the payment's own facts, as the row keeps them.
@@ -90,7 +92,7 @@ impl Stellar {
             Err(error) => return NonceReading::Inconclusive(error.to_string()),
         }
         let minimum = match self.min_temporary_ttl().await {
-            Ok(minimum) => minimum,
+            Ok(minimum) => minimum.min(LONGEST_BELIEVED_TTL),
             Err(error) => return NonceReading::Inconclusive(format!("the minimum temporary TTL: {error}")),
         };
         let conclusive_until = question.reserved_at.saturating_add(minimum).saturating_sub(1).max(question.expiration);
