@@ -112,7 +112,7 @@ impl Courier {
         };
         match end {
             Ok(CallOutcome { ending: Ending::Undelivered | Ending::Evicted, .. }) if held.terms.booked.is_none() => {
-                self.found_settled(held, &answer).await.unwrap_or(end)
+                self.found_settled(held, &answer).await.unwrap_or(end.map(still_owed))
             }
             end => end,
         }
@@ -243,6 +243,15 @@ impl Courier {
             let _ = answer.send(story.await);
         }));
         answered.await.ok()
+    }
+}
+
+/// The row was settled while its seller was silent, and nobody has asked for the output since: while the payload is
+/// kept, the receipt alone is no answer, and a keyless twin recovers instead of paying.
+fn still_owed(outcome: CallOutcome) -> CallOutcome {
+    match outcome.ending {
+        Ending::Undelivered => CallOutcome { ending: Ending::Unfinished, ..outcome },
+        _ => outcome,
     }
 }
 

@@ -501,6 +501,26 @@ pub async fn a_recovered_answer_that_arrived_ends_the_twin() {
     same_bytes(&bench, 2);
 }
 
+/// The sweep settled it while the seller was silent: the receipt alone reached its caller, the output is still owed.
+#[tokio::test]
+pub async fn a_receipt_without_the_output_ends_no_twin_before_anybody_asked_for_the_output() {
+    let bench = Bench::new().await;
+    bench.says(|s| s.paid_next.push_back(Reply::Cut));
+    bench.ledger.fail(Fault::SettledBeforeDoubt);
+    let context = bench.context(CancellationToken::new());
+    let ask = || bench.tool("x402_call_resource", bench.arguments(json!({})), CancellationToken::new());
+    let first = ask().await.unwrap();
+    bench.tools.delivered(&context, "tools/call", &first).await;
+    // A mark would be written by a task of its own: give it every chance.
+    for _ in 0..20 {
+        tokio::time::sleep(Duration::from_millis(5)).await;
+        assert!(!only_row(&bench).await.answered, "the output is owed");
+    }
+    let answer = bench.call(json!({})).await;
+    assert_eq!(answer["content"], output()["content"], "{answer}");
+    same_bytes(&bench, 2);
+}
+
 #[tokio::test]
 pub async fn a_recovered_settlement_that_cannot_be_recorded_reaches_the_agent() {
     let bench = in_doubt(&json!({})).await;
