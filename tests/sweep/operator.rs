@@ -221,7 +221,7 @@ async fn the_list_says_what_where_and_how_old_and_sweep_asks_now() {
     assert!(list["payments"][0]["ageSeconds"].as_u64().unwrap() < 600);
     bench.close_to(doubt.row.authorization.dead_after);
     let swept = operator.says(&["sweep", "--json"]).await.json();
-    assert_eq!((&swept["taken"], &swept["released"], &swept["failed"]), (&json!(1), &json!(1), &json!(0)));
+    assert_eq!((&swept["taken"], &swept["released"], &swept["failed"]), (&json!(1), &json!(1), &json!(0)), "{swept}");
     let swept = operator.says(&["sweep"]).await;
     assert!(swept.code == 0 && swept.out.starts_with("0 payments were due"), "{}", swept.out);
     operator.finish().await;
