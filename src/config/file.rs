@@ -96,6 +96,8 @@ pub struct Budget {
     pub path: Option<String>,
     pub database_url_env: Option<String>,
     pub ca_file: Option<String>,
+    pub pooler: Option<String>,
+    pub schema: Option<String>,
     pub default_per_call_max_atomic: Option<String>,
     pub default_session_or_day_max_atomic: Option<String>,
     #[serde(default)]

@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use super::value::secret_env;
 use super::{ConfigError, Source, file, refuse};
 use crate::ledger::Database;
+use crate::ledger::postgres::Pooler;
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Store {
@@ -32,6 +33,8 @@ pub(super) fn store(file: &file::Budget, needed: bool, source: &dyn Source) -> R
     match file.store.as_deref() {
         None | Some("sqlite") => {
             only("ca_file", file.ca_file.is_some(), "postgres")?;
+            only("pooler", file.pooler.is_some(), "postgres")?;
+            only("schema", file.schema.is_some(), "postgres")?;
             let path = match (url, &file.path) {
                 (Some(url), _) => database_path(name, url.expose())?,
                 (None, Some(path)) if Path::new(path).is_absolute() => PathBuf::from(path),
@@ -59,6 +62,13 @@ pub(super) fn store(file: &file::Budget, needed: bool, source: &dyn Source) -> R
             };
             let ca = file.ca_file.as_deref().map(|path| ca_file("budget.ca_file", path, source)).transpose()?;
             let database = Database::parse(url.expose(), ca).or_else(|problem| refuse(name, problem))?;
+            let database = database.behind(pooler(file)?).or_else(|problem| refuse(name, problem))?;
+            let database = match &file.schema {
+                Some(schema) => database
+                    .in_schema(schema)
+                    .or_else(|problem| refuse("budget.schema", format!("{schema:?} {problem}")))?,
+                None => database,
+            };
             Ok(Store::Postgres(Box::new(database)))
         }
         Some("memory") => refuse(
@@ -66,6 +76,20 @@ pub(super) fn store(file: &file::Budget, needed: bool, source: &dyn Source) -> R
             "memory does not exist here (a restart would forget what was spent): write sqlite or postgres",
         ),
         Some(other) => refuse("budget.store", format!("{other:?} is unknown: write sqlite or postgres")),
+    }
+}
+
+fn pooler(file: &file::Budget) -> Result<Pooler, ConfigError> {
+    match file.pooler.as_deref() {
+        None | Some("none") => Ok(Pooler::None),
+        Some("transaction") => Ok(Pooler::Transaction),
+        Some(other) => refuse(
+            "budget.pooler",
+            format!(
+                "{other:?} is unknown: write transaction where a pooler such as pgbouncer stands in between, none for a \
+                 direct connection"
+            ),
+        ),
     }
 }
 

@@ -2,6 +2,7 @@
 
 use super::*;
 use crate::ledger::Database;
+use crate::ledger::postgres::Pooler;
 
 struct Fake(BTreeMap<&'static str, &'static str>);
 impl Source for Fake {
@@ -304,6 +305,18 @@ fn database_url_names_the_ledger_or_is_refused_without_its_password() {
     for url in ["sqlite:///var/lib/l.sqlite", "postgres://u:hunter2@db/x?sslmode=prefer", "hunter2"] {
         let error = stored(&cluster, &[("DATABASE_URL", url)]).unwrap_err();
         assert!(error.field == "DATABASE_URL" && !error.problem.contains("hunter2"), "{error}");
+    }
+    let pooled = format!("{paying}budget: {{store: postgres, pooler: transaction, schema: budget}}\n");
+    let Ok(Store::Postgres(database)) = stored(&pooled, &url) else { panic!("{:?}", stored(&pooled, &url)) };
+    assert_eq!((database.pooler(), database.schema()), (Pooler::Transaction, Some("budget")));
+    for (member, field) in [
+        ("store: postgres, pooler: session", "budget.pooler"),
+        ("store: postgres, schema: Budget", "budget.schema"),
+        ("pooler: transaction", "budget.pooler"),
+        ("schema: budget", "budget.schema"),
+    ] {
+        let error = stored(&format!("{paying}budget: {{{member}}}\n"), &url).unwrap_err();
+        assert_eq!(error.field, field, "{error}");
     }
     let discovery = format!("{CATALOG}budget: {{store: postgres}}\n");
     assert_eq!(stored(&discovery, &[]), Ok(Store::None), "discovery needs no database");

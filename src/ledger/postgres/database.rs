@@ -19,6 +19,18 @@ pub struct Database {
     tls: bool,
     local: bool,
     ca_pem: Option<Vec<u8>>,
+    pooler: Pooler,
+    schema: Option<String>,
+}
+
+/// What stands between this process and the server.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum Pooler {
+    /// Nothing: each connection is a session of its own.
+    #[default]
+    None,
+    /// A pooler such as pgbouncer that gives a server connection to another client after each transaction.
+    Transaction,
 }
 
 impl Database {
@@ -65,7 +77,43 @@ impl Database {
             database_tls(ca_pem.as_deref())?;
         }
         config.ssl_mode(if tls { SslMode::Require } else { SslMode::Disable });
-        Ok(Database { config, tls, local, ca_pem })
+        Ok(Database { config, tls, local, ca_pem, pooler: Pooler::None, schema: None })
+    }
+
+    /// Behind a pooler in transaction mode nothing can be given to a session, so a URL with `options` is refused.
+    pub fn behind(mut self, pooler: Pooler) -> Result<Database, String> {
+        if pooler == Pooler::Transaction && self.config.get_options().is_some() {
+            return Err(
+                "has options, which no session behind a pooler keeps: name the schema in budget.schema, and write \
+                        other settings to the role (ALTER ROLE … SET)"
+                    .to_owned(),
+            );
+        }
+        self.pooler = pooler;
+        Ok(self)
+    }
+
+    /// The tables are in this schema, and no other is looked at. Lower-case letters, digits and `_`, at most 63.
+    pub fn in_schema(mut self, schema: &str) -> Result<Database, String> {
+        let word = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '_';
+        let begins = schema.starts_with(|c: char| c.is_ascii_lowercase() || c == '_');
+        if !begins || !schema.chars().all(word) || schema.len() > 63 || schema.starts_with("pg_") {
+            return Err(
+                "is no name of a schema here: write lower-case letters, digits and _, at most 63, the first no \
+                        digit, and not pg_…"
+                    .to_owned(),
+            );
+        }
+        self.schema = Some(schema.to_owned());
+        Ok(self)
+    }
+
+    pub fn pooler(&self) -> Pooler {
+        self.pooler
+    }
+
+    pub fn schema(&self) -> Option<&str> {
+        self.schema.as_deref()
     }
 
     /// Amounts and limits cross a network in the clear, and anybody in between can change them.
@@ -169,5 +217,20 @@ mod tests {
         let database = parse("postgres://u:hunter2@db.example:5433/x").unwrap();
         assert_eq!(format!("{database:?}"), "Database(db.example:5433/x, TLS)");
         assert!(Database::parse("postgres://u@db/x", Some(b"no pem".to_vec())).is_err());
+    }
+
+    #[test]
+    fn a_schema_is_a_plain_name_and_a_pooler_takes_no_options() {
+        let database = || parse("postgres://u@db/x").unwrap();
+        for good in ["budget", "_b2", &"a".repeat(63)] {
+            assert_eq!(database().in_schema(good).unwrap().schema(), Some(good));
+        }
+        for bad in ["", "Budget", "a-b", "a b", "2a", "pg_x", "a\"b", "a,public", "ä", &"a".repeat(64)] {
+            assert!(database().in_schema(bad).is_err(), "{bad}");
+        }
+        let options = parse("postgres://u@db/x?options=-csearch_path%3Dhunter2").unwrap();
+        assert!(options.clone().behind(Pooler::None).is_ok());
+        let error = options.behind(Pooler::Transaction).unwrap_err();
+        assert!(error.contains("budget.schema") && !error.contains("hunter2"), "{error}");
     }
 }

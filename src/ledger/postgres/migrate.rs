@@ -2,10 +2,10 @@
 //! both stores are looked at in the same way; the connection is ours, so that there is one way to reach the database.
 
 use sha2::{Digest, Sha384};
-use tokio_postgres::Client;
 use tokio_postgres::types::Type;
 
 use super::tx::{Fault, fault};
+use super::wire::{COMMIT, Session, Wire};
 use crate::ledger::LedgerError;
 
 const MIGRATIONS: &[(i64, &str, &str)] =
@@ -16,8 +16,10 @@ const TABLE: &str = "CREATE TABLE IF NOT EXISTS _sqlx_migrations (version BIGINT
     installed_on TIMESTAMPTZ NOT NULL DEFAULT now(), success BOOLEAN NOT NULL, checksum BYTEA NOT NULL, \
     execution_time BIGINT NOT NULL)";
 
-/// One migration at a time in one schema: the second process waits, and finds it done.
-const BEGIN: &str = "BEGIN; SET LOCAL lock_timeout = '30s'; SET LOCAL idle_in_transaction_session_timeout = '60s'; \
+/// One migration at a time in one schema: the second process waits, and finds it done. Making an index on a big table
+/// takes what it takes.
+const ALONE: &str = "SET LOCAL lock_timeout = '30s'; SET LOCAL statement_timeout = 0; \
+    SET LOCAL idle_in_transaction_session_timeout = '60s'; \
     SELECT pg_advisory_xact_lock(hashtext('tollway migrate'), hashtext(current_schema()))";
 
 /// The version that this program writes.
@@ -26,42 +28,49 @@ pub(super) fn newest() -> i64 {
 }
 
 /// The version that the database has; `None` where nothing was ever applied.
-pub(super) async fn version(client: &Client) -> Result<Option<i64>, Fault> {
-    let table = client.query_typed_one("SELECT to_regclass('_sqlx_migrations') IS NOT NULL", &[]).await;
-    if !table.and_then(|row| row.try_get(0)).map_err(fault)? {
-        return Ok(None);
+pub(super) async fn version(session: &Session, wire: &Wire) -> Result<Option<i64>, Fault> {
+    session.batch(&wire.begin()).await.map_err(fault)?;
+    let found = applied_version(session).await;
+    session.batch("ROLLBACK").await.map_err(fault)?;
+    found
+}
+
+async fn applied_version(session: &Session) -> Result<Option<i64>, Fault> {
+    let one = async |sql| session.rows(sql, &[]).await.map_err(fault);
+    let table = one("SELECT to_regclass('_sqlx_migrations') IS NOT NULL").await?;
+    match table.first().map(|row| row.try_get(0)).transpose().map_err(fault)? {
+        Some(true) => {}
+        _ => return Ok(None),
     }
-    let row = client.query_typed_one("SELECT max(version) FROM _sqlx_migrations", &[]).await.map_err(fault)?;
-    row.try_get(0).map_err(fault)
+    let newest = one("SELECT max(version) FROM _sqlx_migrations").await?;
+    newest.first().map_or(Ok(None), |row| row.try_get(0)).map_err(fault)
 }
 
 /// Each file is one transaction.
-pub(super) async fn run(client: &Client) -> Result<(), Fault> {
+pub(super) async fn run(session: &Session, wire: &Wire) -> Result<(), Fault> {
     loop {
-        client.batch_execute(BEGIN).await.map_err(fault)?;
-        client.batch_execute(TABLE).await.map_err(fault)?;
-        let applied = client
-            .query_typed("SELECT version, checksum FROM _sqlx_migrations ORDER BY version", &[])
-            .await
-            .map_err(fault)?;
+        session.batch(&format!("{} {ALONE}", wire.begin())).await.map_err(fault)?;
+        session.batch(TABLE).await.map_err(fault)?;
+        let applied = session.rows("SELECT version, checksum FROM _sqlx_migrations ORDER BY version", &[]).await;
+        let applied = applied.map_err(fault)?;
         let mut done = Vec::with_capacity(applied.len());
         for row in &applied {
             done.push((row.try_get(0).map_err(fault)?, row.try_get(1).map_err(fault)?));
         }
         let Some((version, name, sql)) = missing(&done)? else {
-            return client.batch_execute("COMMIT").await.map_err(fault);
+            return session.batch(COMMIT).await.map_err(fault);
         };
-        client.batch_execute(sql).await.map_err(fault)?;
+        session.batch(sql).await.map_err(fault)?;
         let checksum = Sha384::digest(sql).to_vec();
-        let written = client
-            .execute_typed(
+        let written = session
+            .run(
                 "INSERT INTO _sqlx_migrations (version, description, success, checksum, execution_time) \
                  VALUES ($1, $2, true, $3, 0)",
                 &[(&version, Type::INT8), (&name, Type::TEXT), (&checksum, Type::BYTEA)],
             )
             .await;
         written.map_err(fault)?;
-        client.batch_execute("COMMIT").await.map_err(fault)?;
+        session.batch(COMMIT).await.map_err(fault)?;
     }
 }
 

@@ -15,6 +15,7 @@ mod rows;
 mod tests;
 mod tx;
 mod windows;
+mod wire;
 
 use std::fmt;
 use std::time::Duration;
@@ -27,8 +28,9 @@ use crate::ports::World;
 use crate::seal::KeyRing;
 
 use database::Connector;
-pub use database::Database;
+pub use database::{Database, Pooler};
 use tx::{Fault, unavailable};
+use wire::{Session, Wire};
 
 /// Callers that wait for a connection; one more is refused at once.
 const QUEUE: usize = 4_096;
@@ -38,6 +40,7 @@ const CONNECT: Duration = Duration::from_secs(5);
 
 pub struct PostgresLedger {
     pool: Pool,
+    wire: Wire,
     queue: Semaphore,
     world: World,
     ring: Option<KeyRing>,
@@ -86,11 +89,12 @@ impl PostgresLedger {
         ring: Option<KeyRing>,
         options: Options,
     ) -> Result<PostgresLedger, LedgerError> {
-        let pool = pool(database, options.pool_size)?;
+        let wire = Wire::new(database, &options);
+        let pool = pool(database, &wire, options.pool_size)?;
         let place = database.shown();
-        let ledger = PostgresLedger { pool, queue: Semaphore::new(QUEUE), world, ring, options, place };
-        let client = ledger.pool.get().await.map_err(|e| ended(tx::no_connection(e)))?;
-        match migrate::version(&client).await.map_err(ended)? {
+        let ledger = PostgresLedger { pool, wire, queue: Semaphore::new(QUEUE), world, ring, options, place };
+        let session = ledger.wire.session(ledger.pool.get().await.map_err(|e| ended(tx::no_connection(e)))?);
+        match migrate::version(&session, &ledger.wire).await.map_err(ended)? {
             Some(found) if found == migrate::newest() => {}
             found => {
                 let newest = migrate::newest();
@@ -99,27 +103,20 @@ impl PostgresLedger {
                 return Err(LedgerError::Unavailable(format!("its schema is {found} and {fix}")));
             }
         }
-        let durable = client.query_typed_one("SELECT current_setting('synchronous_commit')", &[]).await;
-        let durable: String = durable.and_then(|row| row.try_get(0)).map_err(|e| unavailable(&e))?;
-        if durable == "off" {
-            let fix = "set it to on for this role, or a crash forgets what was reserved";
-            return Err(LedgerError::Unavailable(format!("synchronous_commit is off in the database: {fix}")));
-        }
+        check_session(&session).await?;
         Ok(ledger)
     }
 
     /// Brings the schema up to this program's; a second run does nothing.
     pub async fn migrate(database: &Database) -> Result<(), LedgerError> {
-        let pool = pool(database, 1)?;
-        let client = pool.get().await.map_err(|e| ended(tx::no_connection(e)))?;
-        migrate::run(&client).await.map_err(ended)
+        let (wire, session) = operators(database).await?;
+        migrate::run(&session, &wire).await.map_err(ended)
     }
 
     /// The schema's version in the database and this program's. `None`: nothing was ever applied.
     pub async fn schema_version(database: &Database) -> Result<(Option<i64>, i64), LedgerError> {
-        let pool = pool(database, 1)?;
-        let client = pool.get().await.map_err(|e| ended(tx::no_connection(e)))?;
-        Ok((migrate::version(&client).await.map_err(ended)?, migrate::newest()))
+        let (wire, session) = operators(database).await?;
+        Ok((migrate::version(&session, &wire).await.map_err(ended)?, migrate::newest()))
     }
 
     fn open_sealed(&self, context: &str, sealed: &[u8]) -> Option<Vec<u8>> {
@@ -128,12 +125,37 @@ impl PostgresLedger {
     }
 }
 
+/// One connection, for what an operator does.
+async fn operators(database: &Database) -> Result<(Wire, Session), LedgerError> {
+    let wire = Wire::new(database, &Options::default());
+    let client = pool(database, &wire, 1)?.get().await.map_err(|e| ended(tx::no_connection(e)))?;
+    let session = wire.session(client);
+    Ok((wire, session))
+}
+
+/// What the server has to be set to for a commit to be one.
+async fn check_session(session: &Session) -> Result<(), LedgerError> {
+    let found = session.rows("SELECT current_setting('synchronous_commit')", &[]).await;
+    let durable: String = match &found.map_err(|e| unavailable(&e))?[..] {
+        [row] => row.try_get(0).map_err(|e| unavailable(&e))?,
+        _ => String::new(),
+    };
+    if durable == "off" {
+        let fix = "set it to on for this role, or a crash forgets what was reserved";
+        return Err(LedgerError::Unavailable(format!("synchronous_commit is off in the database: {fix}")));
+    }
+    Ok(())
+}
+
 /// Fast recycling asks the server nothing: no session state is left behind, and a connection that died is found by the
 /// next transaction, which is then run again.
-fn pool(database: &Database, size: usize) -> Result<Pool, LedgerError> {
+fn pool(database: &Database, wire: &Wire, size: usize) -> Result<Pool, LedgerError> {
     let mut config = database.config().clone();
     config.application_name("tollway").connect_timeout(CONNECT).tcp_user_timeout(WAIT);
     config.keepalives_idle(Duration::from_secs(15)).keepalives_interval(Duration::from_secs(5)).keepalives_retries(3);
+    if let Some(options) = wire.startup(config.get_options()) {
+        config.options(options);
+    }
     let recycling = ManagerConfig { recycling_method: RecyclingMethod::Fast };
     let manager = match database.connector().map_err(LedgerError::Unavailable)? {
         Connector::Plain(plain) => Manager::from_config(config, plain, recycling),

@@ -1,28 +1,24 @@
 //! One transaction, and what is done when it fails.
 //!
-//! Works behind a pooler in transaction mode: the timeouts are the transaction's own, statements are unnamed (parsed,
-//! bound and run in one round trip), and the session holds no state between two transactions.
+//! Works behind a pooler in transaction mode (`wire`): the session holds no state of ours between two transactions.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use deadpool_postgres::{Object, PoolError};
+use deadpool_postgres::PoolError;
 use tokio::time::Instant;
 use tokio_postgres::error::{Severity, SqlState};
-use tokio_postgres::types::{ToSql, Type};
 use tokio_postgres::{Row, RowStream, SimpleQueryMessage};
 
 use super::PostgresLedger;
+pub(super) use super::wire::Param;
+use super::wire::{COMMIT, Session};
 use crate::ledger::LedgerError;
 
-/// A transaction whose client stopped in the middle of it ends by itself: what it holds delays others no longer.
-const IDLE: Duration = Duration::from_secs(2);
 /// Repetitions of a transaction that certainly had no effect.
 const AGAIN: u8 = 2;
 /// An outcome that is unknown is asked for again for so long.
 const UNKNOWN: Duration = Duration::from_secs(10);
-
-pub(super) type Param<'a> = (&'a (dyn ToSql + Sync), Type);
 
 /// The advisory lock that a transaction takes before anything else.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -52,7 +48,7 @@ impl Gate {
 
 /// An open transaction. Dropped without [`Tx::commit`] it is rolled back.
 pub(super) struct Tx {
-    client: Option<Object>,
+    session: Option<Session>,
     patience: Duration,
     /// The server did not answer in time: the connection is not used again.
     silent: AtomicBool,
@@ -72,25 +68,13 @@ impl PostgresLedger {
             Gate::Exclusive => (statement * 3, statement * 3),
             Gate::None | Gate::Shared | Gate::Limits => (lock, statement),
         };
-        let gate = gate.sql();
-        let begin = format!(
-            "BEGIN ISOLATION LEVEL READ COMMITTED; SET LOCAL lock_timeout = {}; SET LOCAL statement_timeout = {}; \
-             SET LOCAL idle_in_transaction_session_timeout = {}; {gate} {NOW}",
-            lock.as_millis(),
-            statement.as_millis(),
-            IDLE.as_millis()
-        );
+        let begin = format!("{} {} {NOW}", self.wire.begin_with(lock, statement), gate.sql());
         self.begin_with(&begin, statement).await
     }
 
     /// Reads one snapshot. `long`: what a whole table may take.
     pub(super) async fn snapshot(&self, long: Duration) -> Result<Tx, Fault> {
-        let begin = format!(
-            "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY; SET LOCAL statement_timeout = {}; \
-             SET LOCAL idle_in_transaction_session_timeout = {}; {NOW}",
-            long.as_millis(),
-            IDLE.as_millis()
-        );
+        let begin = format!("{} {NOW}", self.wire.begin_snapshot(long));
         self.begin_with(&begin, long).await
     }
 
@@ -99,12 +83,12 @@ impl PostgresLedger {
         let client = self.pool.get().await.map_err(no_connection)?;
         // The server gives up before we do, unless it is gone.
         let mut tx = Tx {
-            client: Some(client),
+            session: Some(self.wire.session(client)),
             patience: statement + Duration::from_secs(3),
             silent: AtomicBool::new(false),
             now: 0,
         };
-        let said = tx.within(tx.client()?.simple_query(begin)).await?;
+        let said = tx.within(tx.session()?.simple(begin)).await?;
         let now = said.iter().rev().find_map(|message| match message {
             SimpleQueryMessage::Row(row) => row.get(0),
             _ => None,
@@ -119,8 +103,8 @@ fn no_time() -> LedgerError {
 }
 
 impl Tx {
-    fn client(&self) -> Result<&Object, LedgerError> {
-        self.client.as_ref().ok_or_else(|| LedgerError::Unavailable("the transaction is over".to_owned()))
+    fn session(&self) -> Result<&Session, LedgerError> {
+        self.session.as_ref().ok_or_else(|| LedgerError::Unavailable("the transaction is over".to_owned()))
     }
 
     async fn within<T>(&self, doing: impl Future<Output = Result<T, tokio_postgres::Error>>) -> Result<T, Fault> {
@@ -134,7 +118,7 @@ impl Tx {
     }
 
     pub async fn rows(&self, sql: &str, params: &[Param<'_>]) -> Result<Vec<Row>, Fault> {
-        self.within(self.client()?.query_typed(sql, params)).await
+        self.within(self.session()?.rows(sql, params)).await
     }
 
     pub async fn row(&self, sql: &str, params: &[Param<'_>]) -> Result<Option<Row>, Fault> {
@@ -147,13 +131,12 @@ impl Tx {
 
     /// Row by row.
     pub async fn stream(&self, sql: &str) -> Result<RowStream, Fault> {
-        let none: [Param<'_>; 0] = [];
-        self.within(self.client()?.query_typed_raw(sql, none)).await
+        self.within(self.session()?.stream(sql)).await
     }
 
     /// How many rows it touched.
     pub async fn run(&self, sql: &str, params: &[Param<'_>]) -> Result<u64, Fault> {
-        self.within(self.client()?.execute_typed(sql, params)).await
+        self.within(self.session()?.run(sql, params)).await
     }
 
     /// A transition hits one row: it was read under its lock, so anything else is a bug.
@@ -175,16 +158,18 @@ impl Tx {
     /// Also the end of a transaction that only read. From the moment when COMMIT may have been sent, only its answer
     /// tells whether it took effect.
     pub async fn commit(mut self) -> Result<(), Fault> {
-        let client = self.client.take().ok_or_else(no_time)?;
+        let session = self.session.take().ok_or_else(no_time)?;
         let unknown =
             || LedgerError::Unavailable("the connection was lost while a transaction was committed".to_owned());
-        match tokio::time::timeout(self.patience, client.batch_execute("COMMIT")).await {
+        match tokio::time::timeout(self.patience, session.batch(COMMIT)).await {
             Ok(Ok(())) => Ok(()),
             Ok(Err(error)) if error.as_db_error().is_some_and(|e| e.parsed_severity() == Some(Severity::Error)) => {
+                // It may be open still, for the drop to roll back.
+                self.session = Some(session);
                 Err(fault(error))
             }
             Ok(Err(_)) | Err(_) => {
-                drop(Object::take(client));
+                session.discard();
                 Err(Fault::Unknown(unknown()))
             }
         }
@@ -194,16 +179,16 @@ impl Tx {
 impl Drop for Tx {
     /// The rollback is put on the wire without waiting for its answer; whoever has the connection next stands behind it.
     fn drop(&mut self) {
-        let Some(client) = self.client.take() else { return };
+        let Some(session) = self.session.take() else { return };
         let queued = {
-            let mut rollback = std::pin::pin!(client.batch_execute("ROLLBACK"));
+            let mut rollback = std::pin::pin!(session.batch("ROLLBACK"));
             let mut context = std::task::Context::from_waker(std::task::Waker::noop());
             !self.silent.load(Ordering::Relaxed)
                 && !matches!(rollback.as_mut().poll(&mut context), std::task::Poll::Ready(Err(_)))
         };
         if !queued {
             // The end of the connection is a rollback too.
-            drop(Object::take(client));
+            session.discard();
         }
     }
 }
