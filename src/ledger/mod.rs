@@ -156,6 +156,12 @@ pub struct Intent {
     pub(crate) account_ceiling: Option<Amount>,
 }
 
+impl Intent {
+    pub fn payment_id(&self) -> PaymentId {
+        self.payment_id
+    }
+}
+
 /// The owner's hold on a reserved row. Times are the ledger's clock, unix milliseconds.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Lease {

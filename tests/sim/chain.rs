@@ -8,11 +8,11 @@ use ed25519_dalek::{Signature, Signer as _, SigningKey, VerifyingKey};
 use sha2::{Digest, Sha256};
 use stellar_strkey::ed25519::{PrivateKey, PublicKey};
 use stellar_xdr::{
-    AccountId, ContractDataDurability, ContractDataEntry, ExtensionPoint, Hash, HashIdPreimage,
+    AccountId, ContractDataDurability, ContractDataEntry, ContractExecutable, ExtensionPoint, Hash, HashIdPreimage,
     HashIdPreimageSorobanAuthorization, HostFunction, InvokeContractArgs, LedgerEntryData, LedgerKey,
     LedgerKeyContractData, Limits, MuxedAccount, OperationBody, Preconditions, PublicKey as XdrKey, ReadXdr, ScAddress,
-    ScNonceKey, ScVal, SequenceNumber, SorobanAddressCredentials, SorobanAuthorizationEntry, SorobanAuthorizedFunction,
-    SorobanCredentials, TransactionEnvelope, TransactionV1Envelope, Uint256, WriteXdr,
+    ScContractInstance, ScNonceKey, ScVal, SequenceNumber, SorobanAddressCredentials, SorobanAuthorizationEntry,
+    SorobanAuthorizedFunction, SorobanCredentials, TransactionEnvelope, TransactionV1Envelope, Uint256, WriteXdr,
 };
 
 use super::world::{World, lock};
@@ -233,6 +233,20 @@ fn signature(value: &ScVal) -> Option<[u8; 64]> {
 pub fn account() -> ScAddress {
     let key = Uint256(key().verifying_key().to_bytes());
     ScAddress::Account(AccountId(XdrKey::PublicKeyTypeEd25519(key)))
+}
+
+/// The one asset of this chain is the host's own asset contract.
+pub fn asset_instance(key: LedgerKeyContractData) -> LedgerEntryData {
+    LedgerEntryData::ContractData(ContractDataEntry {
+        ext: ExtensionPoint::V0,
+        contract: key.contract,
+        key: key.key,
+        durability: key.durability,
+        val: ScVal::ContractInstance(ScContractInstance {
+            executable: ContractExecutable::StellarAsset,
+            storage: None,
+        }),
+    })
 }
 
 /// What a node stores for a used nonce.

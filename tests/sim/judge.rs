@@ -5,6 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use serde_json::Value;
 use sha2::{Digest, Sha256};
 use tollway::ledger::{Audit, Payment, State};
+use tollway::money::PaymentId;
 
 use super::agent::{Attempt, Plan, reference};
 use super::buyer::Told;
@@ -25,6 +26,10 @@ pub struct Evidence {
     pub rows: Vec<Payment>,
     /// Unix milliseconds by payment identifier: after it the owner signs nothing.
     pub sign_before: BTreeMap<String, u64>,
+    /// When its row was taken from an owner whose lease had expired, unix milliseconds by payment identifier.
+    pub lease_lost: BTreeMap<String, u64>,
+    /// Recoveries that began: the payment, and when.
+    pub recoveries: Vec<(PaymentId, u64)>,
     pub audit: Audit,
     pub transfers: Vec<Transfer>,
     /// The newest ledger.
@@ -69,6 +74,12 @@ impl Evidence {
             });
             if stopped {
                 return Err(format!("{} was reserved while its agent was suspended", row.payment_id.short()));
+            }
+        }
+        for (id, at) in &self.recoveries {
+            let agent = self.rows.iter().find(|row| row.payment_id == *id).map(|row| row.agent.as_str());
+            if self.suspensions.iter().any(|(stopped, from, until)| agent == Some(stopped) && at > from && at < until) {
+                return Err(format!("{} was sent again while its agent was suspended", id.short()));
             }
         }
         for difference in &self.audit.differences {
@@ -187,6 +198,11 @@ impl Evidence {
                 return Err(format!("{} was signed twice", signature.payment));
             }
             let until = self.sign_before.get(&row.payment_id.to_hex()).copied().unwrap_or(0);
+            // Whoever finds a lease expired takes the row out of its owner's hands: nothing is signed for it from then on.
+            let lost = self.lease_lost.get(&row.payment_id.to_hex()).copied().unwrap_or(u64::MAX);
+            if signature.unix_ms > lost {
+                return Err(format!("{} was signed after its lease was lost", row.payment_id.short()));
+            }
             if signature.unix_ms > until {
                 let late = signature.unix_ms - until;
                 return Err(format!("{} was signed {late} ms after its time", row.payment_id.short()));

@@ -9,6 +9,7 @@ use std::sync::{Arc, Mutex};
 use tollway::ledger::*;
 use tollway::money::{AgentId, PaymentId, Unit};
 
+use super::owners::Owners;
 use super::world::{Ctx, lock};
 
 /// A mistake that the business code does not make, put between it and its ledger. The simulation has to find it.
@@ -22,19 +23,27 @@ pub enum Bug {
     PayBeforeReserve,
     /// The owner believes in its lease longer than the ledger does.
     SignAfterLease,
+    /// A stopped agent's payment is sent again.
+    RecoverAfterStop,
+    /// A recovery does not see that somebody has the lease.
+    TwoOwners,
 }
 
-pub const BUGS: [(&str, Bug); 4] = [
+pub const BUGS: [(&str, Bug); 6] = [
     ("release-on-timeout", Bug::ReleaseOnTimeout),
     ("sweep-too-early", Bug::SweepTooEarly),
     ("pay-before-reserve", Bug::PayBeforeReserve),
     ("sign-after-lease", Bug::SignAfterLease),
+    ("recover-after-stop", Bug::RecoverAfterStop),
+    ("two-owners", Bug::TwoOwners),
 ];
 
 pub struct SimLedger {
     pub inner: Arc<dyn Ledger>,
     pub ctx: Ctx,
     pub bug: Option<Bug>,
+    /// Of all processes.
+    pub owners: Arc<Owners>,
     /// Payments that this process recovers.
     pub recovering: Mutex<BTreeSet<PaymentId>>,
     /// Looks at the ledger from outside whenever money was written.
@@ -47,6 +56,16 @@ fn lost<T>() -> Result<T, LedgerError> {
 
 impl SimLedger {
     async fn run<T: Debug>(&self, what: &'static str, call: LedgerResult<'_, T>) -> Result<T, LedgerError> {
+        self.noting(what, call, |_| {}).await
+    }
+
+    /// `note` sees what was done, also where the answer is lost.
+    async fn noting<T: Debug>(
+        &self,
+        what: &'static str,
+        call: LedgerResult<'_, T>,
+        note: impl FnOnce(&T),
+    ) -> Result<T, LedgerError> {
         let world = &self.ctx.world;
         world.pause().await;
         if world.chance(|f| f.ledger_not_done) {
@@ -56,6 +75,9 @@ impl SimLedger {
         }
         let result = world.still(call);
         self.ctx.trace(&format!("ledger {what}: {}", brief(&result)));
+        if let Ok(done) = &result {
+            note(done);
+        }
         match &result {
             // Its owner shares the file with others that hold it only for moments, all of them on this thread.
             Err(error) if self.bug != Some(Bug::PayBeforeReserve) => {
@@ -72,6 +94,44 @@ impl SimLedger {
             return lost();
         }
         result
+    }
+}
+
+impl SimLedger {
+    /// A statement under a lease; `ends`: the lease is over where it hit.
+    fn acts<'a>(&'a self, id: PaymentId, lease: &'a Lease, ends: bool) -> impl FnOnce(&bool) + use<'a> {
+        move |hit| self.owners.acted(&self.ctx.world, id, lease, *hit, ends)
+    }
+}
+
+/// What the planted bugs do.
+impl SimLedger {
+    fn row(&self, id: PaymentId) -> Option<Payment> {
+        let found = self.ctx.world.still(self.inner.show(&id.to_hex()));
+        found.expect("the ledger can be read").map(|(row, _)| row)
+    }
+
+    fn stopped_and_taken(&self, id: PaymentId, lease_ms: u64) -> Recovery {
+        let world = &self.ctx.world;
+        let Some(row) = self.row(id) else { return Recovery::Nothing };
+        let subject = Subject::Agent(row.agent);
+        world.still(self.inner.resume(&subject, None)).expect("resumes");
+        let taken = world.still(self.inner.take_recovery(id, lease_ms)).expect("takes");
+        world.still(self.inner.suspend(&subject, None)).expect("suspends");
+        if let Recovery::Taken(taken) = &taken {
+            self.owners.recovery(world, id, &taken.lease);
+        }
+        taken
+    }
+
+    fn taken_twice(&self, id: PaymentId, lease_ms: u64) -> Recovery {
+        let world = &self.ctx.world;
+        let payload = world.still(self.inner.payload(id)).expect("the ledger can be read");
+        let (Some(payment), Some(payload)) = (self.row(id), payload) else { return Recovery::Leased };
+        let now = world.unix_ms();
+        let lease = Lease { token: [2; 16], expires_ms: now + lease_ms, sign_before_ms: now };
+        self.owners.recovery(world, id, &lease);
+        Recovery::Taken(Box::new(Recoverable { payment, lease, payload }))
     }
 }
 
@@ -95,7 +155,12 @@ impl Ledger for SimLedger {
                     sign_before_ms: now + 10_000,
                 }));
             }
-            let mut decision = self.run("decide", self.inner.decide(intent)).await?;
+            let note = |decision: &Decision| {
+                if let Decision::Fresh(lease) = decision {
+                    self.owners.granted(&self.ctx.world, intent.payment_id(), lease);
+                }
+            };
+            let mut decision = self.noting("decide", self.inner.decide(intent), note).await?;
             match &mut decision {
                 Decision::Fresh(lease) => {
                     self.ctx.reserved(lease.token);
@@ -115,7 +180,8 @@ impl Ledger for SimLedger {
 
     fn store_payload<'a>(&'a self, id: PaymentId, lease: &'a Lease, payload: &'a [u8]) -> LedgerResult<'a, bool> {
         self.ctx.sent(lease.token, id.to_hex());
-        Box::pin(self.run("store_payload", self.inner.store_payload(id, lease, payload)))
+        let call = self.inner.store_payload(id, lease, payload);
+        Box::pin(self.noting("store_payload", call, self.acts(id, lease, false)))
     }
 
     fn payload(&self, id: PaymentId) -> LedgerResult<'_, Option<Vec<u8>>> {
@@ -124,7 +190,8 @@ impl Ledger for SimLedger {
 
     fn settle<'a>(&'a self, request: SettleRequest<'a>) -> LedgerResult<'a, SettleOutcome> {
         Box::pin(async move {
-            let ended = self.run("settle", self.inner.settle(request)).await?;
+            let note = |_: &SettleOutcome| self.owners.settled(request.payment_id);
+            let ended = self.noting("settle", self.inner.settle(request), note).await?;
             self.ctx.closed(None, &request.payment_id.to_hex());
             if request.outcome.is_some() && lock(&self.recovering).remove(&request.payment_id) {
                 self.ctx.world.count(|s| s.recovered += 1);
@@ -141,7 +208,8 @@ impl Ledger for SimLedger {
             return self.release(id, lease, Reason::Cancelled);
         }
         Box::pin(async move {
-            let ours = self.run("in_doubt", self.inner.in_doubt(id, lease, reason)).await?;
+            let call = self.inner.in_doubt(id, lease, reason);
+            let ours = self.noting("in_doubt", call, self.acts(id, lease, true)).await?;
             self.ctx.closed(Some(lease.token), &id.to_hex());
             Ok(ours)
         })
@@ -149,7 +217,8 @@ impl Ledger for SimLedger {
 
     fn release<'a>(&'a self, id: PaymentId, lease: &'a Lease, reason: Reason) -> LedgerResult<'a, bool> {
         Box::pin(async move {
-            let ours = self.run("release", self.inner.release(id, lease, reason)).await?;
+            let call = self.inner.release(id, lease, reason);
+            let ours = self.noting("release", call, self.acts(id, lease, true)).await?;
             self.ctx.closed(Some(lease.token), &id.to_hex());
             self.ctx.world.count(|s| s.sign_window_missed += u64::from(reason == Reason::SignWindowMissed));
             Ok(ours)
@@ -158,7 +227,17 @@ impl Ledger for SimLedger {
 
     fn take_recovery(&self, id: PaymentId, lease_ms: u64) -> LedgerResult<'_, Recovery> {
         Box::pin(async move {
-            let taken = self.run("take_recovery", self.inner.take_recovery(id, lease_ms)).await?;
+            let note = |taken: &Recovery| {
+                if let Recovery::Taken(taken) = taken {
+                    self.owners.recovery(&self.ctx.world, id, &taken.lease);
+                }
+            };
+            let mut taken = self.noting("take_recovery", self.inner.take_recovery(id, lease_ms), note).await?;
+            match (&taken, self.bug) {
+                (Recovery::Suspended, Some(Bug::RecoverAfterStop)) => taken = self.stopped_and_taken(id, lease_ms),
+                (Recovery::Leased, Some(Bug::TwoOwners)) => taken = self.taken_twice(id, lease_ms),
+                _ => {}
+            }
             if matches!(taken, Recovery::Taken(_)) {
                 lock(&self.recovering).insert(id);
                 self.ctx.world.count(|s| s.recoveries += 1);
@@ -168,11 +247,17 @@ impl Ledger for SimLedger {
     }
 
     fn end_recovery<'a>(&'a self, id: PaymentId, lease: &'a Lease, reason: Option<Reason>) -> LedgerResult<'a, bool> {
-        Box::pin(self.run("end_recovery", self.inner.end_recovery(id, lease, reason)))
+        let call = self.inner.end_recovery(id, lease, reason);
+        Box::pin(self.noting("end_recovery", call, self.acts(id, lease, true)))
     }
 
     fn take_due(&self, limit: u32, lease_ms: u64) -> LedgerResult<'_, Vec<(Payment, Lease)>> {
-        Box::pin(self.run("take_due", self.inner.take_due(limit, lease_ms)))
+        let note = |taken: &Vec<(Payment, Lease)>| {
+            for (row, lease) in taken {
+                self.owners.granted(&self.ctx.world, row.payment_id, lease);
+            }
+        };
+        Box::pin(self.noting("take_due", self.inner.take_due(limit, lease_ms), note))
     }
 
     fn look_again<'a>(&'a self, id: PaymentId, lease: &'a Lease, due_ms: u64) -> LedgerResult<'a, bool> {
@@ -180,12 +265,14 @@ impl Ledger for SimLedger {
             return self.expire(id, lease, Reason::ExpiredUnspent);
         }
         self.ctx.world.count(|s| s.looked_again += 1);
-        Box::pin(self.run("look_again", self.inner.look_again(id, lease, due_ms)))
+        let call = self.inner.look_again(id, lease, due_ms);
+        Box::pin(self.noting("look_again", call, self.acts(id, lease, true)))
     }
 
     fn expire<'a>(&'a self, id: PaymentId, lease: &'a Lease, reason: Reason) -> LedgerResult<'a, bool> {
         Box::pin(async move {
-            let ended = self.run("expire", self.inner.expire(id, lease, reason)).await?;
+            let call = self.inner.expire(id, lease, reason);
+            let ended = self.noting("expire", call, self.acts(id, lease, true)).await?;
             self.ctx.world.count(|s| s.sweep_released += u64::from(ended));
             Ok(ended)
         })

@@ -1,4 +1,4 @@
-//! Deterministic simulation of the paid call: several buyers on one ledger, a seller, chain, signer and catalog in one
+//! Deterministic simulation of the paid call: three buyers on one ledger, a seller, chain, signer and catalog in one
 //! process, on a seeded world that loses, cuts, repeats and delays messages, lies, and kills at any await. The business
 //! code is the real one. After each seed the promises are judged from outside.
 //!
@@ -13,6 +13,7 @@ mod judge;
 mod ledger;
 mod net;
 mod node;
+mod owners;
 mod rng;
 mod seed;
 mod seller;

@@ -103,6 +103,10 @@ impl Node {
                     let data = LedgerEntryData::ConfigSetting(ConfigSettingEntry::StateArchival(settings));
                     entries.push(json!({"key": text, "xdr": to_base64(&data), "lastModifiedLedgerSeq": 1}));
                 }
+                LedgerKey::ContractData(data) if data.key == ScVal::LedgerKeyContractInstance => {
+                    let entry = to_base64(&chain::asset_instance(data));
+                    entries.push(json!({"key": text, "xdr": entry, "lastModifiedLedgerSeq": 1}));
+                }
                 LedgerKey::ContractData(data) => {
                     let ScVal::LedgerKeyNonce(nonce) = data.key else { continue };
                     let Some(ledger) = self.chain.used(nonce.nonce, view) else { continue };

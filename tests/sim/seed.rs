@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Duration;
 
 use serde_json::json;
@@ -20,6 +20,7 @@ use super::http::{self, Reply};
 use super::judge::{Caps, Evidence};
 use super::ledger::{Bug, SimLedger};
 use super::node::Node;
+use super::owners::Owners;
 use super::seller::{self, Disk, Seller, Terms};
 use super::signer::{self, Book};
 use super::stats::Stats;
@@ -27,6 +28,7 @@ use super::world::{Ctx, World, lock};
 
 const AGENTS: [&str; 2] = ["alice", "bob"];
 const PRICE: u64 = 10_000;
+const REPLICAS: u64 = 3;
 /// Milliseconds in which a calm world has to come to rest.
 const REST_WITHIN_MS: u64 = 3_600_000;
 
@@ -148,11 +150,16 @@ async fn story(seed: u64, options: Options, workshop: &Workshop, path: &Path) ->
     world.start("store", false, |_| std::future::pending());
     let store = world.host(|host| host.name == "store").expect("just started");
     let ports = Ctx { world: world.clone(), epoch: store.epoch(), host: store }.ports();
-    let open = || -> Arc<dyn Ledger> {
-        let ring = KeyRing::new(vec![vec![3; 32]]).expect("a ring");
-        Arc::new(world.still(SqliteLedger::open(path, ports.clone(), Some(ring))).expect("a ledger"))
+    let open = {
+        let (world, path) = (world.clone(), path.to_owned());
+        move |rotated: bool| -> Arc<dyn Ledger> {
+            // Every process knows both keys; after the rotation new ones seal with the newer.
+            let keys = if rotated { vec![vec![4; 32], vec![3; 32]] } else { vec![vec![3; 32], vec![4; 32]] };
+            let ring = KeyRing::new(keys).expect("a ring");
+            Arc::new(world.still(SqliteLedger::open(&path, ports.clone(), Some(ring))).expect("a ledger"))
+        }
     };
-    let judges = open();
+    let judges = open(false);
     world.still(judges.replace_limits("file", &limits(caps))).expect("limits");
 
     let mut hosts = Vec::new();
@@ -197,13 +204,23 @@ async fn story(seed: u64, options: Options, workshop: &Workshop, path: &Path) ->
         });
     }
     let running = Running::default();
-    for n in 0..world.range(2, 4) {
+    let owners = Arc::new(Owners::default());
+    let rotated_at = world.permille(250).then(|| world.now_ms() + world.range(10_000, 90_000));
+    world.count(|s| s.rotations += u64::from(rotated_at.is_some()));
+    for n in 0..REPLICAS {
         let name = format!("buyer{n}");
-        let (inner, bug) = (open(), options.bug);
-        let (watch, running) = (watch.clone(), running.clone());
+        let (before, after, open, bug) = (open(false), OnceLock::new(), open.clone(), options.bug);
+        let (watch, running, owners) = (watch.clone(), running.clone(), owners.clone());
         world.start(&name, true, move |ctx| {
-            let (inner, watch) = (inner.clone(), watch.clone());
-            let ledger = Arc::new(SimLedger { inner, ctx: ctx.clone(), bug, recovering: Mutex::default(), watch });
+            let inner = match rotated_at {
+                Some(at) if ctx.world.now_ms() >= at => {
+                    ctx.world.count(|s| s.opened_rotated += 1);
+                    after.get_or_init(|| open(true)).clone()
+                }
+                _ => before.clone(),
+            };
+            let (watch, owners, recovering) = (watch.clone(), owners.clone(), Mutex::default());
+            let ledger = Arc::new(SimLedger { inner, ctx: ctx.clone(), bug, owners, recovering, watch });
             buyer::run(ctx, ledger, shape, running.clone())
         });
         hosts.push(name);
@@ -295,12 +312,20 @@ async fn story(seed: u64, options: Options, workshop: &Workshop, path: &Path) ->
         })
         .into_iter()
         .collect();
+    let lost = "SELECT payment_identifier, min(at) AS at FROM payment_events \
+        WHERE event = 'in_doubt' AND reason = 'lease_expired' GROUP BY payment_identifier";
+    let lease_lost: BTreeMap<String, u64> = file
+        .read(lost, |row| (row.get::<String, _>("payment_identifier"), row.get::<i64, _>("at") as u64))
+        .into_iter()
+        .collect();
     let audit = world.still(judges.audit()).expect("the audit runs");
     let evidence = {
         let disk = lock(&disk);
         Evidence {
             rows: rows(),
             sign_before,
+            lease_lost,
+            recoveries: owners.recoveries(),
             audit,
             transfers: chain.transfers(),
             newest: chain.newest(&world),

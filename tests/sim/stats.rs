@@ -73,6 +73,10 @@ stats! {
     sweep_settled: "rows settled on the chain's evidence",
     sweep_released: "rows released by the sweep",
     looked_again: "rows left by the sweep to be looked at again",
+    owners_replaced: "leases taken from an owner whose time was over",
+    owners_too_late: "statements of an owner that came too late",
+    rotations: "key rings rotated",
+    opened_rotated: "processes that began with the rotated ring",
     sign_window_missed: "signatures that came too late to be asked for",
     two_days: "seeds over midnight",
 }
