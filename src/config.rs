@@ -7,6 +7,7 @@ mod http;
 mod keys;
 mod limits;
 mod networks;
+mod probe;
 pub mod profiles;
 mod refusal;
 mod security;
@@ -24,6 +25,7 @@ use zeroize::Zeroizing;
 pub use http::Http;
 pub use keys::KeyRingSource;
 pub use networks::{NetworkConfig, PayableNetworks};
+pub use probe::Probe;
 pub use security::NetworkSecurity;
 pub use signer::{KEYSTORE_KEY_ENV, SignerMode};
 pub use store::Store;
@@ -104,6 +106,8 @@ pub struct Config {
     pub catalog_url: Url,
     pub catalog_timeout: Duration,
     pub http: Http,
+    /// `None`: no probe listener.
+    pub probe: Option<Probe>,
     pub signer: SignerMode,
     pub sign_within: Duration,
     pub smart_account_ceiling: Option<Amount>,
@@ -181,6 +185,7 @@ pub fn parse(text: &str, transport: Option<Transport>, source: &dyn Source) -> R
     let Some(base_url) = base_url else {
         return refuse("facilitator.base_url", "is missing: name the catalog to search, or set FACILITATOR_URL");
     };
+    let probe = probe::probe(file.probe, http.port)?;
     let request_timeout_ms = file.facilitator.and_then(|f| f.request_timeout_ms);
     let sign_within_ms = file.signer.sign_within_ms;
     let ceiling = file.signer.smart_account_ceiling_atomic;
@@ -189,6 +194,7 @@ pub fn parse(text: &str, transport: Option<Transport>, source: &dyn Source) -> R
         catalog_url: operator_url("facilitator.base_url", &base_url)?,
         catalog_timeout: millis("facilitator.request_timeout_ms", request_timeout_ms, 10_000, 100, 120_000)?,
         http,
+        probe,
         signer,
         sign_within: millis("signer.sign_within_ms", sign_within_ms, 10_000, 100, 60_000)?,
         smart_account_ceiling: ceiling.map(|c| amount("signer.smart_account_ceiling_atomic", &c)).transpose()?,

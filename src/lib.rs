@@ -5,6 +5,7 @@
 
 pub mod json;
 pub mod money;
+pub mod telemetry;
 pub mod ports;
 pub mod seal;
 pub mod http;
@@ -23,8 +24,6 @@ pub mod signer;
 pub mod pay;
 #[cfg(feature = "roles")]
 pub mod config;
-#[cfg(feature = "roles")]
-pub mod telemetry;
 #[cfg(feature = "roles")]
 pub mod agent;
 #[cfg(feature = "sandbox")]

@@ -1,83 +1,160 @@
-//! Tracing. Logs go to standard error, never to standard output (on stdio that is the protocol), without colours.
-//! What may be logged: payment identifiers in their short form, stable reason words, origins; never secrets, signatures,
-//! payloads or arguments.
+//! What an operator sees of a running process: the log, and every metric and field name. They stand here and nowhere
+//! else; `docs/metrics.md` is held to this file by a test.
+//!
+//! Business code says what happened by a call on one of the families below, or by running a step in [`phase`]. That
+//! touches nothing but this process's counters: without the feature `roles` they are no code at all, and no result ever
+//! comes back from them, so a simulation stays what its seed says. Label values come from closed sets or from the
+//! configuration; never from a caller, a seller or an address.
 
-use tracing::level_filters::LevelFilter;
-use tracing_subscriber::filter::{EnvFilter, FilterExt as _, ParseError, Targets};
-use tracing_subscriber::layer::{Filter, Layer as _, SubscriberExt as _};
-use tracing_subscriber::util::SubscriberInitExt as _;
+mod family;
+#[cfg(feature = "roles")]
+mod log;
 
-/// Without `TOLLWAY_LOG`.
-const DEFAULT: &str = "warn,tollway=info";
+use std::future::Future;
 
-/// `TOLLWAY_LOG` is a filter (`info`, `tollway=debug`), `TOLLWAY_LOG_FORMAT=json` gives one JSON object a line.
-pub fn init() {
-    let wanted = std::env::var("TOLLWAY_LOG").unwrap_or_else(|_| DEFAULT.into());
-    let (filter, refused) = match filter(&wanted) {
-        Ok(filter) => (Ok(filter), None),
-        Err(error) => (filter(DEFAULT), Some(error)),
+use tokio::time::Instant;
+use tracing::{Instrument as _, Span};
+
+pub use family::{Counter, Described, Family, Gauge, Held, Histogram};
+#[cfg(feature = "roles")]
+pub use log::{filter, init};
+
+/// Seconds: from a ledger transaction to a settlement on a chain.
+const SECONDS: &[f64] =
+    &[0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 330.0];
+const BATCH: &[f64] = &[1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0];
+
+macro_rules! families {
+    ($($name:ident: $kind:ident<$n:literal> = ($($of:expr),+ $(,)?);)+) => {
+        $(pub static $name: $kind<$n> = $kind::new($($of),+);)+
+        /// Every family, in the order of the documentation.
+        pub static FAMILIES: &[&dyn Family] = &[$(&$name),+];
     };
-    if let Some(error) = refused {
-        eprintln!("tollway: TOLLWAY_LOG={wanted:?} is not a filter ({error}); using {DEFAULT}");
-    }
-    let Ok(filter) = filter else { return };
-    let layer = tracing_subscriber::fmt::layer().with_writer(std::io::stderr).with_ansi(false);
-    let layer = match std::env::var("TOLLWAY_LOG_FORMAT").as_deref() {
-        Ok("json") => layer.json().with_filter(filter).boxed(),
-        _ => layer.with_filter(filter).boxed(),
-    };
-    // A second call (tests in one process) keeps the first subscriber.
-    let _ = tracing_subscriber::registry().with(layer).try_init();
 }
 
-/// What passes of `directives`. Libraries see headers, bodies and SQL values go by, so none of them is ever let below
-/// `info`, however precisely its target is named: only Tollway's own events are known not to show a secret.
-pub fn filter<S: tracing::Subscriber>(directives: &str) -> Result<impl Filter<S> + Send + Sync + use<S>, ParseError> {
-    let wanted = EnvFilter::try_new(directives)?;
-    let libraries = Targets::new().with_default(LevelFilter::INFO).with_target("tollway", LevelFilter::TRACE);
-    Ok(wanted.and(libraries))
+families! {
+    BUILD_INFO: Gauge<1> = (
+        "tollway_build_info", ["version"], &[[env!("CARGO_PKG_VERSION")]],
+        "1, with the version of this program",
+    );
+    READY: Gauge<0> = (
+        "tollway_ready", [], &[],
+        "1 while /readyz answers 200",
+    );
+    PAYMENTS_DEGRADED: Gauge<1> = (
+        "tollway_payments_degraded", ["reason"],
+        &[["no_limit"], ["ledger_unreachable"], ["signer_unreachable"], ["rpc_unreachable"]],
+        "1 while paid calls are refused for this reason",
+    );
+    REQUESTS: Counter<3> = (
+        "tollway_requests_total", ["method", "revision", "status"], &[],
+        "HTTP requests to the MCP endpoints, by MCP method, protocol revision and class of the HTTP status",
+    );
+    AUTH_FAILURES: Counter<1> = (
+        "tollway_auth_failures_total", ["reason"], &[],
+        "requests that were not let in (401, 403, 429)",
+    );
+    CALLS: Gauge<0> = (
+        "tollway_calls_running", [], &[],
+        "MCP calls under way",
+    );
+    STREAMS: Gauge<0> = (
+        "tollway_streams_open", [], &[],
+        "streams on which nothing but changes and signs of life are sent",
+    );
+    CONNECTIONS: Gauge<0> = (
+        "tollway_connections_open", [], &[],
+        "inbound connections to the public port",
+    );
+    OUTCOMES: Counter<2> = (
+        "tollway_outcomes_total", ["code", "reason"], &[],
+        "ended x402_call_resource calls, by the code and reason of docs/outcomes.md (OK: how they ended well)",
+    );
+    PHASES: Histogram<1> = (
+        "tollway_phase_seconds", ["phase"],
+        &[["lookup"], ["resolve"], ["probe"], ["guard"], ["reserve"], ["sign"], ["prepare"], ["pay"], ["record"]],
+        "how long the steps of a paid call take",
+        SECONDS,
+    );
+    HOLDS: Gauge<1> = (
+        "tollway_holds", ["state"], &[["reserved"], ["in_doubt"]],
+        "open payments in the ledger",
+    );
+    OLDEST_HOLD: Gauge<1> = (
+        "tollway_oldest_hold_seconds", ["state"], &[["reserved"], ["in_doubt"]],
+        "age of the oldest open payment; 0 without one",
+    );
+    SWEPT: Counter<1> = (
+        "tollway_swept_total", ["result"],
+        &[["settled"], ["released"], ["open"], ["inconclusive"], ["overdue"], ["lost"], ["failed"]],
+        "open payments that the sweep looked at, by what came of it (overdue: also counted as inconclusive)",
+    );
+    SWEEP_PASSES: Counter<0> = (
+        "tollway_sweep_passes_total", [], &[],
+        "passes of the sweep",
+    );
+    LEDGER_UP: Gauge<0> = (
+        "tollway_ledger_up", [], &[],
+        "1 while the ledger answers, with this program's schema",
+    );
+    LEDGER_CLOCK: Gauge<0> = (
+        "tollway_ledger_clock_ahead_seconds", [], &[],
+        "the ledger's clock minus this process's",
+    );
+    LEDGER_QUEUE: Gauge<0> = (
+        "tollway_ledger_queue_length", [], &[],
+        "reservations and settlements that wait for their batch",
+    );
+    LEDGER_BATCH: Histogram<0> = (
+        "tollway_ledger_batch_size", [], &[],
+        "reservations and settlements of one transaction",
+        BATCH,
+    );
+    LEDGER_BUSY: Counter<0> = (
+        "tollway_ledger_busy_total", [], &[],
+        "reservations and settlements that a full queue refused",
+    );
+    RPC_CALLS: Counter<2> = (
+        "tollway_rpc_calls_total", ["network", "result"], &[],
+        "requests to chain RPCs",
+    );
+    SIGNER_CALLS: Counter<1> = (
+        "tollway_signer_calls_total", ["result"],
+        &[["signed"], ["refused"], ["unavailable"], ["failed"], ["window_missed"], ["lease_lost"]],
+        "signatures asked for",
+    );
+    CATALOG_CALLS: Counter<1> = (
+        "tollway_catalog_calls_total", ["result"], &[["ok"], ["not_listed"], ["timeout"], ["unusable"]],
+        "requests to the catalog",
+    );
 }
 
-#[cfg(test)]
-mod tests {
-    use std::sync::{Arc, Mutex};
+/// Every family's text, each there from the first look on where its labels are known beforehand.
+#[cfg(feature = "roles")]
+pub fn text() -> Result<String, prometheus::Error> {
+    FAMILIES.iter().for_each(|family| family.begin());
+    BUILD_INFO.set([env!("CARGO_PKG_VERSION")], 1.0);
+    family::text()
+}
 
-    use tracing_subscriber::layer::Context;
+/// The media type of [`text`].
+#[cfg(feature = "roles")]
+pub const TEXT_TYPE: &str = family::TEXT;
 
-    use super::*;
+/// The span of one paid call. `payment` is written into it once there is one, in its short form.
+pub fn paid_call(agent: &str, network: &str) -> Span {
+    tracing::info_span!("paid_call", agent, network, payment = tracing::field::Empty)
+}
 
-    #[derive(Clone, Default)]
-    struct Seen(Arc<Mutex<Vec<String>>>);
-    impl<S: tracing::Subscriber> tracing_subscriber::Layer<S> for Seen {
-        fn on_event(&self, event: &tracing::Event<'_>, _: Context<'_, S>) {
-            self.0.lock().unwrap().push(format!("{} {}", event.metadata().target(), event.metadata().level()));
-        }
-    }
+/// `short`: the first 16 characters of a payment's identifier.
+pub fn has_payment(span: &Span, short: &str) {
+    span.record("payment", short);
+}
 
-    #[test]
-    fn no_directive_lets_a_library_below_info() {
-        for directives in ["trace", "hyper=trace,hyper::proto=trace", "sqlx::query=debug,trace", "[request]=trace"] {
-            let seen = Seen::default();
-            let layer = seen.clone().with_filter(filter(directives).unwrap());
-            tracing::subscriber::with_default(tracing_subscriber::registry().with(layer), || {
-                tracing::trace!(target: "hyper::proto", "a header");
-                tracing::debug!(target: "sqlx::query", "a value");
-                tracing::debug!(target: "not_ours", "anything");
-                let _span = tracing::trace_span!(target: "hyper", "request").entered();
-            });
-            assert_eq!(*seen.0.lock().unwrap(), [""; 0], "{directives}");
-        }
-    }
-
-    #[test]
-    fn own_events_and_a_librarys_warnings_pass_as_asked() {
-        let seen = Seen::default();
-        let layer = seen.clone().with_filter(filter("trace").unwrap());
-        tracing::subscriber::with_default(tracing_subscriber::registry().with(layer), || {
-            tracing::trace!(target: "tollway::pay", "a step");
-            tracing::warn!(target: "sqlx", "slow");
-        });
-        assert_eq!(*seen.0.lock().unwrap(), ["tollway::pay TRACE", "sqlx WARN"]);
-        assert!(filter::<tracing_subscriber::Registry>("tollway=loud").is_err());
-    }
+/// Runs a step of a paid call in a span of its own, and measures it. One that is dropped was not measured.
+pub async fn phase<T>(name: &'static str, step: impl Future<Output = T>) -> T {
+    let began = Instant::now();
+    let ended = step.instrument(tracing::debug_span!("phase", name)).await;
+    PHASES.observe([name], began.elapsed().as_secs_f64());
+    ended
 }

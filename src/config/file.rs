@@ -13,6 +13,7 @@ pub struct File {
     pub transport: Option<String>,
     #[serde(default)]
     pub http: Http,
+    pub probe: Option<Probe>,
     #[serde(default)]
     pub signer: Signer,
     #[serde(default)]
@@ -49,6 +50,15 @@ pub struct Http {
     pub max_body_bytes: Option<usize>,
     pub max_concurrent_requests: Option<usize>,
     pub drain_ms: Option<u64>,
+    pub unready_wait_ms: Option<u64>,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Probe {
+    pub bind: Option<String>,
+    pub port: Option<u16>,
+    pub interval_ms: Option<u64>,
 }
 
 #[derive(Debug, Default, Deserialize)]

@@ -20,6 +20,9 @@ pub struct Http {
     pub max_body_bytes: usize,
     pub max_concurrent_requests: usize,
     pub drain: Duration,
+    /// After SIGTERM requests are taken for this long, while `/readyz` says no: load balancers look away meanwhile.
+    /// `None`: not written.
+    pub unready_wait: Option<Duration>,
 }
 
 pub(super) fn http(file: file::Http, transport: Transport, source: &dyn Source) -> Result<Http, ConfigError> {
@@ -63,5 +66,9 @@ pub(super) fn http(file: file::Http, transport: Transport, source: &dyn Source) 
             100_000,
         )?,
         drain: millis("http.drain_ms", file.drain_ms, 30_000, 0, 3_600_000)?,
+        unready_wait: match file.unready_wait_ms {
+            Some(_) => Some(millis("http.unready_wait_ms", file.unready_wait_ms, 0, 0, 600_000)?),
+            None => None,
+        },
     })
 }

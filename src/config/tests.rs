@@ -97,6 +97,10 @@ fn each_refusal_names_the_field_and_the_way_out() {
             "networks.stellar:local.passphrase",
             "missing",
         ),
+        (format!("{CATALOG}probe: {{bind: everywhere}}\n"), None, "probe.bind", "not an IP address"),
+        (format!("{CATALOG}probe: {{port: 4522}}\n"), None, "probe.port", "is http.port"),
+        (format!("{CATALOG}probe: {{interval_ms: 10}}\n"), None, "probe.interval_ms", "between"),
+        (format!("{CATALOG}http: {{unready_wait_ms: 700000}}\n"), None, "http.unready_wait_ms", "between"),
         (format!("{CATALOG}budget: {{store: memory}}\n"), None, "budget.store", "sqlite"),
         (
             format!("{CATALOG}{paying}budget: {{store: postgres}}\n"),
@@ -338,4 +342,13 @@ fn the_environment_overrides_url_and_port_and_no_secret_shows() {
     let config = parse(CATALOG, Some(Transport::Remote), &env).unwrap();
     assert_eq!((config.catalog_url.as_str(), config.http.port), ("http://127.0.0.1:9/", 81));
     assert!(!format!("{config:?}").contains("0123456789abcdef"));
+}
+
+#[test]
+fn probes_are_off_until_they_are_asked_for_and_on_loopback_until_another_address_is_written() {
+    let probe = |text: &str| parse(&format!("{CATALOG}{text}"), None, &source(&[])).unwrap().probe;
+    assert_eq!(probe(""), None);
+    let loopback = probe("probe: {}\n").unwrap();
+    assert_eq!((loopback.bind.to_string().as_str(), loopback.port), ("127.0.0.1", 9522));
+    assert_eq!(probe("probe: {bind: 0.0.0.0, port: 1}\n").unwrap().port, 1);
 }
