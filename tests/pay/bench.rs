@@ -396,6 +396,18 @@ impl Bench {
 
     /// The agent server over the bench's ledger.
     fn build(&mut self, signer: Signer, allow_local: bool) {
+        self.tools = self.replica(self.ledger.clone(), signer, allow_local);
+    }
+
+    /// Another replica beside the first: its own clients and caches, its own connection to the same ledger.
+    pub async fn another(&self) -> Arc<AgentTools> {
+        let world = shifted(&self.ahead);
+        let ledger = Arc::new(Faulty::open(&world, &self.place).await);
+        let signer = Signer::external(self.signer.url("").parse().unwrap(), None, client(&world)).unwrap();
+        self.replica(ledger, signer, true)
+    }
+
+    fn replica(&self, ledger: Arc<Faulty>, signer: Signer, allow_local: bool) -> Arc<AgentTools> {
         let world = shifted(&self.ahead);
         let network: Network = NETWORK.parse().unwrap();
         let chain = Stellar::new(
@@ -420,13 +432,13 @@ impl Bench {
             world: World { spawn: self.tasks.clone(), ..world.clone() },
             catalog: self.catalog_client(),
             upstream: Upstream::new(upstream, world, http),
-            ledger: self.ledger.clone(),
+            ledger,
             chains: BTreeMap::from([(network, Arc::new(chain))]),
             signer: Arc::new(signer),
             settings: self.settings.clone(),
         };
         let payer = Payer::new(parts);
-        self.tools = Arc::new(AgentTools::new(self.catalog_client(), Some(payer), Some(self.agent.clone())));
+        Arc::new(AgentTools::new(self.catalog_client(), Some(payer), Some(self.agent.clone())))
     }
 
     /// The process dies: every task of its stories ends where it is, and nothing is left but the ledger's file.
@@ -512,8 +524,19 @@ impl Bench {
         arguments: Value,
         cancelled: CancellationToken,
     ) -> Result<Box<RawValue>, RpcError> {
+        self.at(&self.tools, name, arguments, cancelled).await
+    }
+
+    /// The same, asked of this replica.
+    pub async fn at(
+        &self,
+        tools: &AgentTools,
+        name: &str,
+        arguments: Value,
+        cancelled: CancellationToken,
+    ) -> Result<Box<RawValue>, RpcError> {
         let params = RawValue::from_string(json!({"name": name, "arguments": arguments}).to_string()).unwrap();
-        self.tools.call(&self.context(cancelled), "tools/call", Some(&params)).await
+        tools.call(&self.context(cancelled), "tools/call", Some(&params)).await
     }
 
     pub fn context(&self, cancelled: CancellationToken) -> RequestContext {

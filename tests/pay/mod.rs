@@ -7,6 +7,7 @@ pub mod bench;
 pub mod faulty;
 pub mod lookup;
 pub mod recover;
+mod replicas;
 pub mod reserve;
 pub mod server;
 mod tools;

@@ -15,7 +15,7 @@ use super::lookup::{KEY, LEASE};
 use super::server::Reply;
 
 /// With the usual key, and as a keyless twin.
-fn both() -> [Value; 2] {
+pub fn both() -> [Value; 2] {
     [json!({"idempotencyKey": KEY}), json!({})]
 }
 
