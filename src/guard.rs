@@ -1,7 +1,7 @@
 //! Pure policy: (listing, live challenge, call, rules) -> [`Quote`] or a refusal. No I/O. Only this module makes a
 //! `Quote`, and every later step uses the offer that is frozen in it.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use serde_json::value::RawValue;
 use sha2::{Digest, Sha256};
@@ -9,7 +9,7 @@ use url::Url;
 
 use crate::catalog::{Listing, ResourceRef, SellerTransport};
 use crate::json::{self, JsonError, Numbers};
-use crate::money::{AgentId, Amount, Asset, IdempotencyKey, Network, Unit};
+use crate::money::{AgentId, Amount, Asset, Bounds, IdempotencyKey, Network, Unit};
 use crate::upstream::Endpoint;
 use crate::x402::{Challenge, Flow, Offer, bazaar};
 
@@ -18,6 +18,8 @@ use crate::x402::{Challenge, Flow, Offer, bazaar};
 pub struct Call {
     pub agent: AgentId,
     pub session: Option<String>,
+    /// What the agent's credential bounds, beside the ledger's limits.
+    pub bounds: BTreeMap<Unit, Bounds>,
     pub reference: ResourceRef,
     pub network: Network,
     pub scheme: String,
@@ -90,6 +92,8 @@ pub enum Refusal {
 pub struct Quote {
     pub(crate) agent: AgentId,
     pub(crate) session: Option<String>,
+    /// Of the credential, in the offer's unit.
+    pub(crate) bounds: Bounds,
     pub(crate) idempotency_key: Option<IdempotencyKey>,
     pub(crate) call_hash: [u8; 32],
     pub(crate) resource_ref: String,
@@ -172,6 +176,7 @@ pub fn admit(
     Ok(Quote {
         agent: call.agent.clone(),
         session: call.session.clone(),
+        bounds: bounds(&call.bounds, &offer.unit()),
         idempotency_key: call.idempotency_key.clone(),
         call_hash,
         resource_ref: call.reference.to_string(),
@@ -184,6 +189,14 @@ pub fn admit(
         extensions: live.challenge.extensions.clone(),
         _admitted: Admitted(()),
     })
+}
+
+/// Of all entries for the unit; two spellings of an EVM address are one unit.
+pub(crate) fn bounds(all: &BTreeMap<Unit, Bounds>, unit: &Unit) -> Bounds {
+    let same = |other: &Unit| {
+        other.network == unit.network && Offer::same_address(&unit.network, other.asset.as_str(), unit.asset.as_str())
+    };
+    all.iter().filter(|(other, _)| same(other)).fold(Bounds::default(), |sum, (_, bounds)| sum.and(*bounds))
 }
 
 fn is_selected(offer: &Offer, call: &Call) -> bool {
@@ -327,6 +340,7 @@ mod tests {
         Call {
             agent: "local".parse().unwrap(),
             session: None,
+            bounds: BTreeMap::new(),
             reference: ResourceRef::new(crate::catalog::Kind::Mcp, "https://s.example/mcp", Some("weather")).unwrap(),
             network: "stellar:testnet".parse().unwrap(),
             scheme: "exact".into(),

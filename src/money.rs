@@ -187,6 +187,29 @@ pub struct Unit {
     pub asset: Asset,
 }
 
+/// Bounds that a credential carries for one [`Unit`]: beside the limits of the ledger, and only ever lower than they.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Bounds {
+    pub per_call: Option<Amount>,
+    pub per_session: Option<Amount>,
+    pub per_day: Option<Amount>,
+}
+
+impl Bounds {
+    /// Of each figure the smaller one.
+    pub fn and(self, other: Bounds) -> Bounds {
+        let smaller = |a: Option<Amount>, b: Option<Amount>| match (a, b) {
+            (Some(a), Some(b)) => Some(a.min(b)),
+            (a, b) => a.or(b),
+        };
+        Bounds {
+            per_call: smaller(self.per_call, other.per_call),
+            per_session: smaller(self.per_session, other.per_session),
+            per_day: smaller(self.per_day, other.per_day),
+        }
+    }
+}
+
 /// Whose budget is used: the name of a key, a token's subject or a service account; never a hash of a secret.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct AgentId(String);

@@ -36,6 +36,10 @@ pub trait Net: Send + Sync + 'static {
 
 pub trait Listener: Send + 'static {
     fn accept(&mut self) -> BoxFuture<'_, io::Result<BoxIo>>;
+    /// The same with the address of the other side; `None` where it cannot be told.
+    fn accept_from(&mut self) -> BoxFuture<'_, io::Result<(BoxIo, Option<IpAddr>)>> {
+        Box::pin(async move { Ok((self.accept().await?, None)) })
+    }
 }
 
 /// The only way to start a task: whoever implements it owns the task, so that a shutdown or a crash reaches it.

@@ -118,7 +118,7 @@ impl Server {
     pub fn router(&self, config: &Config, shutdown: CancellationToken) -> axum::Router {
         let authenticator = match &config.http.api_keys {
             None => Authenticator::Public,
-            Some(keys) => Authenticator::StaticKeys(keys.clone()),
+            Some(keys) => Authenticator::keys(keys.clone()),
         };
         let payments = match &self.paying {
             None => "disabled",

@@ -12,11 +12,11 @@ use super::next::next;
 use super::time::rfc3339;
 use super::{result, schemas};
 use crate::catalog::{Catalog, Kind, Listing, ResourceRef, SearchQuery, Skip, Status, warnings};
-use crate::guard::Call;
+use crate::guard::{self, Call};
 use crate::json;
 use crate::ledger::{BudgetLine, LedgerError, Payment};
 use crate::mcp::{Handler, RequestContext, Revision, RpcError};
-use crate::money::{AgentId, Amount, Asset, IdempotencyKey, Network, PaymentId, Unit};
+use crate::money::{AgentId, Amount, Asset, Bounds, IdempotencyKey, Network, PaymentId, Unit};
 use crate::pay::object::{Object, array};
 use crate::pay::{Funds, Payer, Phase, Which};
 use crate::upstream::Upstream;
@@ -192,7 +192,8 @@ impl AgentTools {
         }
         let call = Call {
             agent: self.agent(context)?.clone(),
-            session: context.session.clone(),
+            session: session(context).map(str::to_owned),
+            bounds: context.claims.bounds.clone(),
             reference: args.required("ref", args.parsed::<ResourceRef>("ref", 8192)?)?,
             network: args.required("network", args.parsed::<Network>("network", 64)?)?,
             scheme: args.required("scheme", args.text("scheme", 64)?)?,
@@ -246,11 +247,24 @@ impl AgentTools {
         arguments: Option<&RawValue>,
     ) -> Result<Box<RawValue>, Failure> {
         Args::new(arguments, &[])?;
-        let lines = payer.budget(self.agent(context)?, context.session.as_deref()).await.map_err(|e| ledger(&e))?;
+        let mut lines = payer.budget(self.agent(context)?, session(context)).await.map_err(|e| ledger(&e))?;
+        lines.iter_mut().for_each(|line| lower(line, &context.claims.bounds));
         let funds = join_all(lines.iter().map(|line| payer.funds(&line.unit))).await;
         let lines: Vec<_> = lines.iter().zip(funds).map(|(line, funds)| budget_json(line, &funds)).collect();
         Ok(Object::new().raw("budgets", &array(lines.iter().map(|line| &**line))).build())
     }
+}
+
+/// As the reservation does it: what the credential bounds is lower than the limit, or does nothing.
+fn lower(line: &mut BudgetLine, of_credential: &BTreeMap<Unit, Bounds>) {
+    let limits = Bounds { per_call: line.per_call, per_session: line.per_session, per_day: line.per_day };
+    let Bounds { per_call, per_session, per_day } = guard::bounds(of_credential, &line.unit).and(limits);
+    (line.per_call, line.per_session, line.per_day) = (per_call, per_session, per_day);
+}
+
+/// Whose session budget is used.
+fn session(context: &RequestContext) -> Option<&str> {
+    context.claims.session.as_deref().or(context.session.as_deref())
 }
 
 /// Answers that never arrive stay in the set, so it must not be they that keep the new ones out.

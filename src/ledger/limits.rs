@@ -1,8 +1,8 @@
 //! What may be spent: pure decisions over the limit rows and the windows that the transaction has read. Both stores use
 //! them, so that they cannot disagree.
 
-use super::{Ceiling, Decision, LedgerError, Limit, Subject};
-use crate::money::{AgentId, Amount, Unit};
+use super::{Ceiling, Decision, Intent, LedgerError, Limit, Subject};
+use crate::money::{AgentId, Amount, Bounds, Unit};
 
 /// The limits of one agent and unit: of all rows that apply, the smallest figure of each kind.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -121,6 +121,15 @@ pub(crate) struct Ask {
     pub amount: Amount,
     pub max: Amount,
     pub account_ceiling: Option<Amount>,
+    /// What the agent's credential bounds. They lower the ledger's limits and stand for none of them.
+    pub bounds: Bounds,
+}
+
+impl Ask {
+    pub fn of(intent: &Intent) -> Ask {
+        let Intent { quote, account_ceiling, .. } = intent;
+        Ask { amount: quote.amount(), max: quote.max_amount, account_ceiling: *account_ceiling, bounds: quote.bounds }
+    }
 }
 
 /// `None`: it may be reserved, and `held + spent <= limit` holds afterwards. Of several ceilings the one that leaves the
@@ -138,17 +147,19 @@ pub(crate) fn refusal(
         let (limit, remaining) = (Amount::ZERO, Amount::ZERO);
         return Ok(Some(Decision::Exceeded { ceiling: Ceiling::NotConfigured, limit, remaining, resets_at_ms: None }));
     }
+    let configured = Bounds { per_call: limits.per_call, per_session: limits.per_session, per_day: limits.per_day };
+    let agents = configured.and(ask.bounds);
     // A window without a limit is bounded by what a counter can hold.
     let window = |ceiling, limit: Option<Amount>, window: Window| -> Result<_, LedgerError> {
         let limit = limit.unwrap_or(Amount::MAX);
         Ok((ceiling, limit, limit.remaining_after(window.used()?)))
     };
     let mut ceilings = vec![(Ceiling::MaxAtomicAmount, ask.max, ask.max)];
-    ceilings.extend(limits.per_call.map(|limit| (Ceiling::PerCall, limit, limit)));
+    ceilings.extend(agents.per_call.map(|limit| (Ceiling::PerCall, limit, limit)));
     if let Some(session) = windows.session {
-        ceilings.push(window(Ceiling::Session, limits.per_session, session)?);
+        ceilings.push(window(Ceiling::Session, agents.per_session, session)?);
     }
-    ceilings.push(window(Ceiling::Day, limits.per_day, windows.day)?);
+    ceilings.push(window(Ceiling::Day, agents.per_day, windows.day)?);
     ceilings.push(window(Ceiling::Total, limits.total_per_day, windows.total)?);
     ceilings.extend(ask.account_ceiling.map(|limit| (Ceiling::SmartAccount, limit, limit)));
 

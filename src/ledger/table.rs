@@ -9,6 +9,7 @@ use serde_json::value::RawValue;
 
 use super::*;
 use crate::catalog::SellerTransport;
+use crate::money::Bounds;
 use crate::upstream::Endpoint;
 use crate::x402::Offer;
 
@@ -56,6 +57,8 @@ pub(crate) struct Call {
     pub amount: &'static str,
     pub max: &'static str,
     pub account: Option<&'static str>,
+    /// Of the credential: a call, a session, a day.
+    pub bounds: [Option<&'static str>; 3],
     pub asset: &'static str,
 }
 
@@ -69,6 +72,7 @@ pub(crate) const CALL: Call = Call {
     amount: "100",
     max: "1000000",
     account: None,
+    bounds: [None; 3],
     asset: "CUSDC",
 };
 
@@ -88,6 +92,10 @@ impl Call {
         let quote = Quote {
             agent: agent(self.agent),
             session: self.session.map(str::to_owned),
+            bounds: {
+                let [per_call, per_session, per_day] = self.bounds.map(|figure| figure.map(amount));
+                Bounds { per_call, per_session, per_day }
+            },
             idempotency_key: self.key.map(key),
             call_hash: [self.call; 32],
             resource_ref: "v1.ref".to_owned(),
@@ -554,6 +562,18 @@ fn lines() -> Vec<Line> {
         line("a default may not raise an agent's own", vec![more(|l| { l.subject = Subject::EachAgent; l.per_day = Some(Amount::from_u64(5_000)) })], cost(1, "1001"), "Day limit 1000 remaining 1000 until midnight", ("0", "0"), "-"),
         line("the limit of all agents binds each", vec![Limits(vec![Limit { subject: Subject::EachAgent, ..limit() }, Limit { subject: Subject::Total, per_day: Some(Amount::from_u64(150)), ..limit() }]),
             Reserve(Call { n: 2, agent: "b", ..CALL })], reserve(1), "Total limit 150 remaining 50 until midnight", ("0", "0"), "-"),
+        line("a credential lowers the call's limit", vec![limits(|l| l.per_call = Some(Amount::from_u64(500)))],
+            Reserve(Call { bounds: [Some("99"), None, None], ..CALL }), "PerCall limit 99 remaining 99", ("0", "0"), "-"),
+        line("a credential raises no call's limit", vec![limits(|l| l.per_call = Some(Amount::from_u64(50)))],
+            Reserve(Call { bounds: [Some("5000"), None, None], ..CALL }), "PerCall limit 50 remaining 50", ("0", "0"), "-"),
+        line("a credential lowers the session's limit", vec![Reserve(Call { n: 2, call: 2, session: Some("s"), ..CALL })],
+            Reserve(Call { session: Some("s"), bounds: [None, Some("150"), None], ..CALL }), "Session limit 150 remaining 50", ("100", "0"), "-"),
+        line("a credential lowers the day's limit", vec![Reserve(Call { n: 2, call: 2, ..CALL })],
+            Reserve(Call { bounds: [None, None, Some("150")], ..CALL }), "Day limit 150 remaining 50 until midnight", ("100", "0"), "-"),
+        line("a credential raises no day's limit", vec![],
+            Reserve(Call { amount: "1001", bounds: [None, None, Some("5000")], ..CALL }), "Day limit 1000 remaining 1000 until midnight", ("0", "0"), "-"),
+        line("a credential that lowers nothing", vec![], Reserve(Call { bounds: [Some("100"), Some("1"), Some("100")], ..CALL }), "fresh", ("100", "0"), "reserved"),
+        line("a credential is no limit", vec![], Reserve(Call { asset: "CEURC", bounds: [Some("100"), None, Some("100")], ..CALL }), "NotConfigured limit 0 remaining 0", ("0", "0"), "-"),
         line("a session limit binds a session", vec![limits(|l| l.per_session = Some(Amount::from_u64(150))), Reserve(Call { n: 2, call: 2, session: Some("s"), ..CALL })],
             Reserve(Call { session: Some("s"), ..CALL }), "Session limit 150 remaining 50", ("100", "0"), "-"),
         line("another session has its own", vec![limits(|l| l.per_session = Some(Amount::from_u64(150))), Reserve(Call { n: 2, call: 2, session: Some("s"), ..CALL })],

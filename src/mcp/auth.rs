@@ -1,144 +1,133 @@
-//! Who calls: nobody in particular, or the owner of one of the configured bearer keys.
+//! Who calls: nobody in particular, or whom a bearer token names. Each [`Method`] knows its own kind of token: named
+//! keys, JWTs, and, from outside this module, Kubernetes service accounts.
+//!
+//! A token never reaches a log, an error or `Debug`; the caller of a refused one learns that it was refused, and the
+//! log why.
 
-use std::collections::BTreeSet;
+mod keys;
+
 use std::fmt;
+use std::sync::Arc;
 
-use aws_lc_rs::constant_time::verify_slices_are_equal;
+use futures_util::future::BoxFuture;
 use http::HeaderMap;
 use http::header::AUTHORIZATION;
-use sha2::{Digest, Sha256};
-use zeroize::Zeroizing;
 
+pub use keys::{AuthError, Keys, StaticKeys};
+
+use super::Claims;
 use crate::money::AgentId;
 
-/// A shorter secret could be guessed.
-const MIN_SECRET_BYTES: usize = 32;
-/// A longer header is no key of ours.
-const MAX_SECRET_BYTES: usize = 4096;
+/// A longer header holds no token of ours. A service account's token has about 1 KiB, a JWT with many groups a few.
+const MAX_TOKEN_BYTES: usize = 12 << 10;
 
-#[derive(Debug, PartialEq, Eq, thiserror::Error)]
-pub enum AuthError {
-    #[error(
-        "entry {entry} of the bearer keys has a secret of {bytes} bytes; it needs at least 32 (openssl rand -hex 32)"
-    )]
-    Short { entry: usize, bytes: usize },
-    #[error("entry {entry} of the bearer keys has a secret of more than 4096 bytes")]
-    Long { entry: usize },
-    #[error("entry {entry} of the bearer keys has characters that a header cannot carry (visible ASCII only)")]
-    Characters { entry: usize },
-    #[error(
-        "entry {entry} of the bearer keys has no name that can be one (1-128 printable ASCII characters, not * or total)"
-    )]
-    Name { entry: usize },
-    #[error("entry {entry} of the bearer keys has the same secret as another")]
-    Duplicate { entry: usize },
-    #[error("there is no bearer key in the list")]
-    Empty,
+/// The caller of one request.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Identity {
+    /// `None` where everybody may ask.
+    pub agent: Option<AgentId>,
+    pub claims: Claims,
 }
 
-/// The request proves nothing about its caller. Says no more on purpose.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Unauthenticated;
+impl Identity {
+    pub fn named(agent: AgentId) -> Identity {
+        Identity { agent: Some(agent), claims: Claims::default() }
+    }
+}
 
-#[derive(Debug)]
+/// One way to know a caller by a bearer token.
+pub trait Method: Send + Sync + 'static {
+    /// For logs.
+    fn name(&self) -> &'static str;
+    /// `may_ask`: whether somebody else may be asked for it, which costs more than looking at the token does.
+    fn identify<'a>(&'a self, token: &'a str, may_ask: bool) -> BoxFuture<'a, Verdict>;
+}
+
+/// What a method says of a token.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Verdict {
+    /// Another kind of token: the next method looks at it.
+    NotMine,
+    Known(Identity),
+    /// The reason is for the log.
+    Refused(&'static str),
+    /// Whoever has to be asked did not answer: the token may be good.
+    Unavailable,
+    /// Somebody would have to be asked, which the caller said not to do.
+    WouldAsk,
+}
+
+/// Why a request has no caller.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Denied {
+    /// No bearer token came with it.
+    Missing,
+    /// A token that nobody knows; the method and its reason are for the log.
+    Invalid(&'static str, &'static str),
+    Unavailable,
+    WouldAsk,
+}
+
 pub enum Authenticator {
     /// Everybody may ask; for servers that spend nothing.
     Public,
-    StaticKeys(StaticKeys),
+    /// In the order in which they look at a token.
+    Methods(Vec<Arc<dyn Method>>),
 }
 
 impl Authenticator {
-    pub fn authenticate(&self, headers: &HeaderMap) -> Result<Option<AgentId>, Unauthenticated> {
-        match self {
-            Authenticator::Public => Ok(None),
-            Authenticator::StaticKeys(keys) => keys.find(bearer(headers)?).map(Some),
-        }
+    /// Named keys alone.
+    pub fn keys(keys: StaticKeys) -> Authenticator {
+        Authenticator::Methods(vec![Arc::new(Keys::new(keys))])
     }
-}
 
-/// Named secrets. Several secrets may have one name, so that a key can be changed without a new budget.
-#[derive(Clone)]
-pub struct StaticKeys(Vec<(AgentId, [u8; 32])>);
-
-impl StaticKeys {
-    /// `name:secret[,name:secret]`. An entry without a name is called `key-` and 8 hex digits of its SHA-256.
-    pub fn parse(list: &str) -> Result<StaticKeys, AuthError> {
-        let mut named = Vec::new();
-        for (i, entry) in list.split(',').map(str::trim).filter(|entry| !entry.is_empty()).enumerate() {
-            let (name, secret) = match entry.split_once(':') {
-                Some((name, secret)) => (name.trim().to_owned(), secret.trim()),
-                None => {
-                    let name = format!("key-{}", hex::encode(&Sha256::digest(entry.as_bytes())[..4]));
-                    tracing::warn!(
-                        agent = name,
-                        "a bearer key has no name: write name:secret, so that changing the secret keeps the budget"
-                    );
-                    (name, entry)
+    pub async fn authenticate(&self, headers: &HeaderMap, may_ask: bool) -> Result<Identity, Denied> {
+        let methods = match self {
+            Authenticator::Public => return Ok(Identity::default()),
+            Authenticator::Methods(methods) => methods,
+        };
+        let token = bearer(headers)?;
+        for method in methods {
+            match method.identify(token, may_ask).await {
+                Verdict::NotMine => {}
+                Verdict::Known(identity) if identity.agent.is_none() => {
+                    return Err(Denied::Invalid(method.name(), "it names nobody"));
                 }
-            };
-            let agent = name.parse().map_err(|_| AuthError::Name { entry: i + 1 })?;
-            named.push((agent, Zeroizing::new(secret.to_owned())));
-        }
-        StaticKeys::new(named)
-    }
-
-    /// Keeps the digests; the secrets are wiped.
-    pub fn new(named: Vec<(AgentId, Zeroizing<String>)>) -> Result<StaticKeys, AuthError> {
-        let mut keys = Vec::with_capacity(named.len());
-        let mut seen = BTreeSet::new();
-        for (i, (agent, secret)) in named.into_iter().enumerate() {
-            let entry = i + 1;
-            if secret.len() < MIN_SECRET_BYTES {
-                return Err(AuthError::Short { entry, bytes: secret.len() });
-            }
-            if secret.len() > MAX_SECRET_BYTES {
-                return Err(AuthError::Long { entry });
-            }
-            if !secret.bytes().all(|b| b.is_ascii_graphic()) {
-                return Err(AuthError::Characters { entry });
-            }
-            let digest: [u8; 32] = Sha256::digest(secret.as_bytes()).into();
-            if !seen.insert(digest) {
-                return Err(AuthError::Duplicate { entry });
-            }
-            keys.push((agent, digest));
-        }
-        if keys.is_empty() { Err(AuthError::Empty) } else { Ok(StaticKeys(keys)) }
-    }
-
-    pub fn names(&self) -> impl Iterator<Item = &AgentId> {
-        self.0.iter().map(|(agent, _)| agent)
-    }
-
-    /// Takes the same time wherever the key stands in the list, and whether it does.
-    fn find(&self, secret: &[u8]) -> Result<AgentId, Unauthenticated> {
-        let digest = Sha256::digest(secret);
-        let mut found = Err(Unauthenticated);
-        for (agent, key) in &self.0 {
-            if verify_slices_are_equal(key, &digest).is_ok() {
-                found = Ok(agent.clone());
+                Verdict::Known(identity) => return Ok(identity),
+                Verdict::Refused(reason) => return Err(Denied::Invalid(method.name(), reason)),
+                Verdict::Unavailable => return Err(Denied::Unavailable),
+                Verdict::WouldAsk => return Err(Denied::WouldAsk),
             }
         }
-        found
+        Err(Denied::Invalid("none", "it is no key and no token of a configured issuer"))
     }
 }
 
-impl fmt::Debug for StaticKeys {
+impl fmt::Debug for Authenticator {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_list().entries(self.names().map(AgentId::as_str)).finish()
+        match self {
+            Authenticator::Public => f.write_str("Public"),
+            Authenticator::Methods(methods) => f.debug_list().entries(methods.iter().map(|m| m.name())).finish(),
+        }
     }
 }
 
 /// RFC 6750 section 2.1; a second `Authorization` header would let a proxy and us see different callers.
-fn bearer(headers: &HeaderMap) -> Result<&[u8], Unauthenticated> {
+fn bearer(headers: &HeaderMap) -> Result<&str, Denied> {
     let mut values = headers.get_all(AUTHORIZATION).iter();
-    let (Some(value), None) = (values.next(), values.next()) else { return Err(Unauthenticated) };
-    let value = value.as_bytes();
-    let (scheme, token) = value.split_at_checked(7).ok_or(Unauthenticated)?;
-    if !scheme.eq_ignore_ascii_case(b"Bearer ") || token.len() > MAX_SECRET_BYTES {
-        return Err(Unauthenticated);
+    let value = values.next().ok_or(Denied::Missing)?;
+    if values.next().is_some() {
+        return Err(Denied::Invalid("none", "the Authorization header stands twice"));
     }
-    Ok(token.trim_ascii())
+    let value = value.as_bytes();
+    let (scheme, token) = value.split_at_checked(7).ok_or(Denied::Missing)?;
+    if !scheme.eq_ignore_ascii_case(b"Bearer ") {
+        return Err(Denied::Missing);
+    }
+    let token = token.trim_ascii();
+    let fits = !token.is_empty() && token.len() <= MAX_TOKEN_BYTES && token.iter().all(u8::is_ascii_graphic);
+    let token = std::str::from_utf8(token).ok().filter(|_| fits);
+    token.ok_or(Denied::Invalid("none", "it is empty, too long, or has characters that no token has"))
 }
 
 #[cfg(test)]
@@ -158,56 +147,31 @@ mod tests {
 
     #[test]
     fn knows_each_key_by_its_name_and_nothing_else() {
-        let keys = Authenticator::StaticKeys(StaticKeys::parse(&format!("alice:{A}, bob:{B}")).unwrap());
-        let name = |values: &[&str]| keys.authenticate(&headers(values)).map(|a| a.unwrap().as_str().to_owned());
+        let keys = Authenticator::keys(StaticKeys::parse(&format!("alice:{A}, bob:{B}")).unwrap());
+        let name = |values: &[&str]| {
+            let identity = pollster::block_on(keys.authenticate(&headers(values), true));
+            identity.map(|identity| identity.agent.unwrap().as_str().to_owned())
+        };
         assert_eq!(name(&[&format!("Bearer {A}")]).unwrap(), "alice");
         assert_eq!(name(&[&format!("bearer  {B}")]).unwrap(), "bob");
+        for missing in [vec![], vec![format!("Basic {A}")], vec![A.to_owned()], vec!["Bearer".to_owned()]] {
+            let missing: Vec<&str> = missing.iter().map(String::as_str).collect();
+            assert_eq!(name(&missing), Err(Denied::Missing), "{missing:?}");
+        }
         let almost = &A[..31];
+        let long = "x".repeat(MAX_TOKEN_BYTES + 1);
         for bad in [
-            vec![],
             vec![format!("Bearer {almost}")],
             vec![format!("Bearer {A}x")],
-            vec![format!("Basic {A}")],
-            vec![A.to_owned()],
+            vec![format!("Bearer {A} {B}")],
+            vec![format!("Bearer {long}")],
             vec!["Bearer ".to_owned()],
             vec![format!("Bearer {A}"), format!("Bearer {B}")],
         ] {
             let bad: Vec<&str> = bad.iter().map(String::as_str).collect();
-            assert_eq!(name(&bad), Err(Unauthenticated), "{bad:?}");
+            assert!(matches!(name(&bad), Err(Denied::Invalid(..))), "{bad:?}");
         }
-        assert_eq!(Authenticator::Public.authenticate(&headers(&[])), Ok(None));
-    }
-
-    #[test]
-    fn refuses_lists_that_would_be_weak_or_ambiguous() {
-        for (list, error) in [
-            (String::new(), AuthError::Empty),
-            (" , ,".into(), AuthError::Empty),
-            ("alice:short".into(), AuthError::Short { entry: 1, bytes: 5 }),
-            (format!("alice:{A},bob:"), AuthError::Short { entry: 2, bytes: 0 }),
-            (format!("alice:{A},bob:{A}"), AuthError::Duplicate { entry: 2 }),
-            (format!(":{A}"), AuthError::Name { entry: 1 }),
-            (format!("total:{A}"), AuthError::Name { entry: 1 }),
-            (format!("alice:{A} {B}"), AuthError::Characters { entry: 1 }),
-            (format!("alice:{}", "x".repeat(4097)), AuthError::Long { entry: 1 }),
-        ] {
-            assert_eq!(StaticKeys::parse(&list).err(), Some(error), "{list:?}");
-        }
-    }
-
-    #[test]
-    fn a_key_can_be_changed_under_its_name_and_a_bare_key_gets_one() {
-        let keys = StaticKeys::parse(&format!("alice:{A},alice:{B}")).unwrap();
-        assert_eq!(keys.find(A.as_bytes()), keys.find(B.as_bytes()));
-        let bare = StaticKeys::parse(A).unwrap();
-        let name = bare.names().next().unwrap().as_str();
-        assert_eq!(name, format!("key-{}", &hex::encode(Sha256::digest(A))[..8]));
-    }
-
-    #[test]
-    fn debug_shows_names_and_no_secret() {
-        let keys = Authenticator::StaticKeys(StaticKeys::parse(&format!("alice:{A}")).unwrap());
-        let shown = format!("{keys:?}");
-        assert!(shown.contains("alice") && !shown.contains(A) && !shown.contains(&hex::encode(Sha256::digest(A))));
+        let anybody = pollster::block_on(Authenticator::Public.authenticate(&headers(&[]), true));
+        assert_eq!(anybody, Ok(Identity::default()));
     }
 }

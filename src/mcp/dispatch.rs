@@ -12,7 +12,9 @@ use serde_json::value::RawValue;
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 
-use super::{Handler, Progress, RequestContext, Revision, RpcError, Settings, bounded, code, envelope, revision};
+use super::{
+    Claims, Handler, Progress, RequestContext, Revision, RpcError, Settings, bounded, code, envelope, revision,
+};
 use crate::json::{self, Numbers};
 use crate::money::AgentId;
 
@@ -59,6 +61,7 @@ pub(super) struct Call {
     pub revision: Revision,
     pub agent: Option<AgentId>,
     pub session: Option<String>,
+    pub claims: Claims,
     pub id: Box<RawValue>,
     pub method: String,
     pub params: Option<Box<RawValue>>,
@@ -239,7 +242,7 @@ impl Front {
     }
 
     async fn answer(&self, call: Call, out: &mpsc::Sender<Event>, withdrawn: &CancellationToken) -> Option<Answer> {
-        let Call { revision, agent, session, id, method, params } = call;
+        let Call { revision, agent, session, claims, id, method, params } = call;
         if revision.stateless() && method == "subscriptions/listen" {
             return self.listen(&id, out, withdrawn).await;
         }
@@ -248,6 +251,7 @@ impl Front {
             revision,
             agent,
             session,
+            claims,
             cancelled: withdrawn.child_token(),
             meta: meta.map(ToOwned::to_owned),
             progress: Progress::new(revision, meta, out),

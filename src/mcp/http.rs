@@ -16,6 +16,7 @@ use axum::routing::any;
 use bytes::{Bytes, BytesMut};
 use futures_util::future::{Either, select};
 use http::header::{ALLOW, CACHE_CONTROL, CONTENT_LENGTH, CONTENT_TYPE, RETRY_AFTER, WWW_AUTHENTICATE};
+use http::request::Parts;
 use http::{HeaderMap, HeaderValue, Method, StatusCode};
 use http_body_util::BodyExt as _;
 use serde_json::value::RawValue;
@@ -23,18 +24,24 @@ use tokio::sync::{Semaphore, mpsc};
 use tokio::time::{Instant, sleep_until, timeout};
 use tokio_util::sync::CancellationToken;
 
+use super::auth::Denied;
 use super::body::{AnswerBody, Permit, Withdraw, sse_event};
 use super::dispatch::{Answer, Call, Event, Front};
 use super::ended::Sessions;
 use super::envelope::{self, Envelope, Fault, Incoming};
+use super::rate::{Buckets, Peer, RateLimit};
 use super::session::{self, Session};
-use super::{Authenticator, Handler, Revision, RpcError, Settings, access, bounded, code, headers, revision};
+use super::{
+    Authenticator, Claims, Handler, Identity, Revision, RpcError, Settings, access, bounded, code, headers, revision,
+};
 use crate::json;
 use crate::money::AgentId;
 
 /// The front of `handler` over HTTP, at `/mcp`.
 pub fn router(settings: Settings, handler: Arc<dyn Handler>, authenticator: Authenticator) -> axum::Router {
     let door = Door {
+        rates: settings.rate_limit.map(Buckets::new),
+        failures: Buckets::new(FAILURES),
         calls: Arc::new(Semaphore::new(settings.max_concurrent_requests)),
         streams: Arc::new(Semaphore::new(settings.max_streams)),
         front: Arc::new(Front::new(settings, handler, &Revision::HTTP)),
@@ -47,6 +54,10 @@ pub fn router(settings: Settings, handler: Arc<dyn Handler>, authenticator: Auth
 struct Door {
     front: Arc<Front>,
     authenticator: Authenticator,
+    /// Requests, by agent; by source address where there is none.
+    rates: Option<Buckets>,
+    /// Tokens that were refused, by source address.
+    failures: Buckets,
     calls: Arc<Semaphore>,
     streams: Arc<Semaphore>,
     sessions: Sessions,
@@ -55,25 +66,21 @@ struct Door {
 /// The request is answered with this, before or instead of a call.
 type Refused = Box<Response>;
 
+/// Refused tokens of one source address. One that sends more still gets in with a good key or token; nobody else is
+/// asked about its tokens any more.
+const FAILURES: RateLimit = RateLimit { per_second: 5, burst: 50 };
+
 async fn mcp(State(door): State<Arc<Door>>, request: Request) -> Response {
-    let settings = &door.front.settings;
     let (head, body) = request.into_parts();
-    let place = access::host(&head.headers, &head.uri, &settings.allowed_hosts)
-        .and_then(|()| access::origin(&head.headers, &settings.allowed_origins));
-    if let Err(reason) = place {
-        return refuse(StatusCode::FORBIDDEN, None, &RpcError::invalid_request(reason));
-    }
-    let Ok(agent) = door.authenticator.authenticate(&head.headers) else {
-        let error = RpcError::invalid_request("A bearer key is needed: Authorization: Bearer <key>");
-        let mut response = refuse(StatusCode::UNAUTHORIZED, None, &error);
-        response.headers_mut().insert(WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
-        return response;
+    let identity = match door.admit(&head).await {
+        Ok(identity) => identity,
+        Err(refused) => return *refused,
     };
     match head.method {
-        Method::POST => door.post(&head.headers, body, agent).await.unwrap_or_else(|refused| *refused),
-        Method::GET => door.get(&head.headers, agent).await.unwrap_or_else(|refused| *refused),
+        Method::POST => door.post(&head.headers, body, identity).await.unwrap_or_else(|refused| *refused),
+        Method::GET => door.get(&head.headers, identity.agent).await.unwrap_or_else(|refused| *refused),
         Method::DELETE if door.front.handler.ends_sessions() => {
-            door.delete(&head.headers, agent).await.unwrap_or_else(|refused| *refused)
+            door.delete(&head.headers, identity.agent).await.unwrap_or_else(|refused| *refused)
         }
         _ if door.front.handler.ends_sessions() => method_not_allowed("GET, POST, DELETE"),
         _ => method_not_allowed("GET, POST"),
@@ -81,6 +88,52 @@ async fn mcp(State(door): State<Arc<Door>>, request: Request) -> Response {
 }
 
 impl Door {
+    /// Where the request comes from (Host, Origin), who asks, and whether that caller asks too often.
+    async fn admit(&self, head: &Parts) -> Result<Identity, Refused> {
+        let settings = &self.front.settings;
+        access::host(&head.headers, &head.uri, &settings.allowed_hosts)
+            .and_then(|()| access::origin(&head.headers, &settings.allowed_origins))
+            .map_err(|reason| Box::new(refuse(StatusCode::FORBIDDEN, None, &RpcError::invalid_request(reason))))?;
+        let source = head.extensions.get::<Peer>().map(|peer| peer.key());
+        let may_ask = source.as_deref().is_none_or(|source| self.failures.has_one(source));
+        let identity = match self.authenticator.authenticate(&head.headers, may_ask).await {
+            Ok(identity) => identity,
+            Err(denied) => return Err(self.denied(denied, source.as_deref())),
+        };
+        let caller = identity.agent.as_ref().map(AgentId::as_str).or(source.as_deref());
+        if let (Some(rates), Some(caller)) = (&self.rates, caller) {
+            rates.take(caller, 1).map_err(too_often)?;
+        }
+        Ok(identity)
+    }
+
+    fn denied(&self, denied: Denied, source: Option<&str>) -> Refused {
+        let unauthorized = |challenge: &'static str| {
+            let error = RpcError::invalid_request("A bearer token is needed: Authorization: Bearer <token>");
+            let mut response = refuse(StatusCode::UNAUTHORIZED, None, &error);
+            response.headers_mut().insert(WWW_AUTHENTICATE, HeaderValue::from_static(challenge));
+            Box::new(response)
+        };
+        match denied {
+            Denied::Missing => unauthorized("Bearer"),
+            Denied::Invalid(method, reason) => {
+                let counted = source.map_or(Ok(()), |source| self.failures.take(source, 1));
+                if let Err(wait) = counted {
+                    return too_often(wait);
+                }
+                tracing::info!(method, reason, "a bearer token was refused");
+                unauthorized("Bearer error=\"invalid_token\"")
+            }
+            Denied::WouldAsk => too_often(Duration::from_secs(1)),
+            Denied::Unavailable => {
+                let error = RpcError::internal("Tokens cannot be verified at the moment: try again");
+                let mut response = refuse(StatusCode::SERVICE_UNAVAILABLE, None, &error);
+                response.headers_mut().insert(RETRY_AFTER, HeaderValue::from_static("1"));
+                Box::new(response)
+            }
+        }
+    }
+
     /// The stream of an old session for what the server has to say by itself, which is nothing but that it lives.
     async fn get(&self, headers: &HeaderMap, agent: Option<AgentId>) -> Result<Response, Refused> {
         if !headers.contains_key(headers::SESSION_ID) {
@@ -117,7 +170,7 @@ impl Door {
         Ok(response)
     }
 
-    async fn post(&self, headers: &HeaderMap, body: Body, agent: Option<AgentId>) -> Result<Response, Refused> {
+    async fn post(&self, headers: &HeaderMap, body: Body, identity: Identity) -> Result<Response, Refused> {
         let permit = permit(&self.calls, 1)?;
         if !access::is_json(headers) {
             let error = RpcError::invalid_request("The Content-Type must be application/json");
@@ -139,7 +192,8 @@ impl Door {
             Box::new(refuse(status, fault.id.as_deref(), &fault.error))
         })?;
         drop(body);
-        let caller = Caller { headers, agent, stream, permit };
+        let Identity { agent, claims } = identity;
+        let caller = Caller { headers, agent, claims, stream, permit };
         match incoming {
             Incoming::One(Envelope::Request { id, method, params }) => self.request(caller, id, method, params).await,
             Incoming::One(envelope) => self.told(&caller, envelope).await,
@@ -218,8 +272,8 @@ impl Door {
                 (session.revision, Some(session.name))
             }
         };
-        let agent = caller.agent.clone();
-        let call = Call { revision, agent, session, id, method, params };
+        let (agent, claims) = (caller.agent.clone(), caller.claims.clone());
+        let call = Call { revision, agent, session, claims, id, method, params };
         if revision.stateless() && call.method == "subscriptions/listen" {
             return self.listen(caller, call);
         }
@@ -291,8 +345,9 @@ impl Door {
                     refused.push(Answer::error(Some(&id), &error));
                 }
                 Ok(Envelope::Request { id, method, params }) => {
-                    let (agent, name) = (caller.agent.clone(), Some(session.name.clone()));
-                    calls.push(Call { revision: session.revision, agent, session: name, id, method, params });
+                    let (agent, claims) = (caller.agent.clone(), caller.claims.clone());
+                    let (revision, session) = (session.revision, Some(session.name.clone()));
+                    calls.push(Call { revision, agent, session, claims, id, method, params });
                 }
                 Ok(envelope) => self.heard(Some(&session), &envelope),
                 Err(fault) => refused.push(Answer::error(fault.id.as_deref(), &fault.error)),
@@ -301,8 +356,11 @@ impl Door {
         if calls.is_empty() && refused.is_empty() {
             return Ok(accepted());
         }
-        // Each call of a batch takes a place of its own; the first has the request's.
+        // Each call of a batch counts, and takes a place of its own; the first has the request's.
         if let Some(more) = u32::try_from(calls.len()).ok().filter(|calls| *calls > 1) {
+            if let (Some(rates), Some(agent)) = (&self.rates, &caller.agent) {
+                rates.take(agent.as_str(), more - 1).map_err(too_often)?;
+            }
             drop(caller.permit);
             caller.permit = permit(&self.calls, more)?;
         }
@@ -435,6 +493,7 @@ impl Door {
 struct Caller<'a> {
     headers: &'a HeaderMap,
     agent: Option<AgentId>,
+    claims: Claims,
     stream: Stream,
     permit: Permit,
 }
@@ -485,6 +544,13 @@ fn permit(places: &Arc<Semaphore>, count: u32) -> Result<Permit, Refused> {
         response.headers_mut().insert(RETRY_AFTER, HeaderValue::from_static("1"));
         Box::new(response)
     })
+}
+
+fn too_often(wait: Duration) -> Refused {
+    let mut response = refuse(StatusCode::TOO_MANY_REQUESTS, None, &RpcError::internal("Too many requests"));
+    let seconds = wait.as_secs() + u64::from(wait.subsec_nanos() > 0);
+    response.headers_mut().insert(RETRY_AFTER, HeaderValue::from(seconds.max(1)));
+    Box::new(response)
 }
 
 fn refuse(status: StatusCode, id: Option<&RawValue>, error: &RpcError) -> Response {

@@ -18,6 +18,8 @@ pub mod headers;
 #[cfg(feature = "roles")]
 pub mod http;
 mod progress;
+#[cfg(feature = "roles")]
+pub mod rate;
 pub mod revision;
 #[cfg(feature = "roles")]
 pub mod serve;
@@ -26,14 +28,17 @@ mod session;
 pub mod stdio;
 
 #[cfg(feature = "roles")]
-pub use auth::{Authenticator, StaticKeys};
+pub use auth::{Authenticator, Identity, StaticKeys};
 pub use envelope::Envelope;
 #[cfg(feature = "roles")]
 pub use http::router;
 pub use progress::Progress;
+#[cfg(feature = "roles")]
+pub use rate::RateLimit;
 pub use revision::Revision;
 pub use stdio::stdio;
 
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 use futures_util::future::BoxFuture;
@@ -41,7 +46,7 @@ use serde_json::value::RawValue;
 use tokio_util::sync::CancellationToken;
 
 use crate::json;
-use crate::money::AgentId;
+use crate::money::{AgentId, Bounds, Unit};
 use crate::ports::World;
 use crate::seal::KeyRing;
 
@@ -57,6 +62,9 @@ pub struct Settings {
     pub allowed_hosts: Vec<String>,
     /// `http.allowed_origins`: `scheme://host[:port]` or `*`; loopback is always allowed.
     pub allowed_origins: Vec<String>,
+    /// Requests of one agent, or of one source address where everybody may ask; `None`: as many as it likes.
+    #[cfg(feature = "roles")]
+    pub rate_limit: Option<RateLimit>,
     /// The largest request body, or line on stdio.
     pub max_body_bytes: usize,
     /// Arrays and objects inside each other in a request.
@@ -84,6 +92,8 @@ impl Settings {
             shutdown,
             allowed_hosts: Vec::new(),
             allowed_origins: Vec::new(),
+            #[cfg(feature = "roles")]
+            rate_limit: None,
             max_body_bytes: 1 << 20,
             max_depth: 64,
             max_concurrent_requests: 512,
@@ -142,7 +152,7 @@ impl RpcError {
     /// `required` is the raw object of the capabilities that the client would have to declare, such as
     /// `{"elicitation":{}}`.
     pub fn missing_capability(required: &RawValue) -> RpcError {
-        let data = json::raw(&std::collections::BTreeMap::from([("requiredCapabilities", required)]));
+        let data = json::raw(&BTreeMap::from([("requiredCapabilities", required)]));
         RpcError {
             code: code::MISSING_CAPABILITY,
             message: "The request needs a capability that the client did not declare".into(),
@@ -160,6 +170,16 @@ fn bounded(text: &str) -> String {
     }
 }
 
+/// What a credential says of its caller beyond the name; nothing, for a key.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Claims {
+    /// A name for the session that the credential was made for. Its budget is used instead of the MCP session's, which
+    /// an agent can begin anew as often as it likes.
+    pub session: Option<String>,
+    /// They only lower what the agent may spend.
+    pub bounds: BTreeMap<Unit, Bounds>,
+}
+
 /// What a handler may know of the request it answers.
 pub struct RequestContext {
     pub revision: Revision,
@@ -167,6 +187,7 @@ pub struct RequestContext {
     pub agent: Option<AgentId>,
     /// A name for the MCP session or the stdio process (never the token itself); `None` in 2026-07-28 over HTTP.
     pub session: Option<String>,
+    pub claims: Claims,
     /// Cancelled by `notifications/cancelled`, by a closed connection and by the end of the drain. The call itself is
     /// never dropped: a handler that has something to finish finishes it.
     pub cancelled: CancellationToken,

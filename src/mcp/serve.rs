@@ -8,6 +8,7 @@ use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::service::TowerToHyperService;
 use tokio_util::sync::CancellationToken;
 
+use super::rate::Peer;
 use crate::ports::{Listener, World};
 
 /// A client that sends its request head slower than this is cut off. hyper counts an idle connection's time too, and
@@ -19,15 +20,15 @@ const HEAD_TIMEOUT: Duration = Duration::from_secs(75);
 pub async fn serve(mut listener: impl Listener, world: World, app: axum::Router, shutdown: CancellationToken) {
     loop {
         let accepted = {
-            let accept = listener.accept();
+            let accept = listener.accept_from();
             let stop = pin!(shutdown.cancelled());
             match select(stop, accept).await {
                 Either::Left(_) => return,
                 Either::Right((accepted, _)) => accepted,
             }
         };
-        let io = match accepted {
-            Ok(io) => io,
+        let (io, peer) = match accepted {
+            Ok(accepted) => accepted,
             Err(error) => {
                 // Out of descriptors or a connection that was reset before it was taken: neither ends the server.
                 tracing::warn!(%error, "accept failed");
@@ -35,7 +36,11 @@ pub async fn serve(mut listener: impl Listener, world: World, app: axum::Router,
                 continue;
             }
         };
-        let service = TowerToHyperService::new(app.clone());
+        let app = match peer {
+            Some(peer) => app.clone().layer(axum::Extension(Peer(peer))),
+            None => app.clone(),
+        };
+        let service = TowerToHyperService::new(app);
         let shutdown = shutdown.clone();
         world.spawn.spawn(Box::pin(async move {
             let connection = hyper::server::conn::http1::Builder::new()

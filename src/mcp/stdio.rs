@@ -15,7 +15,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::dispatch::{Answer, Call, Event, Front};
 use super::envelope::{self, Envelope, Fault, Incoming};
-use super::{Handler, Revision, RpcError, Settings, revision};
+use super::{Claims, Handler, Revision, RpcError, Settings, revision};
 use crate::json;
 use crate::money::AgentId;
 
@@ -107,7 +107,8 @@ impl Door {
                     Ok(Step::Call(revision)) => match self.slots.clone().try_acquire_owned() {
                         Ok(slot) => {
                             let (agent, session) = (Some(self.agent.clone()), Some(self.session.clone()));
-                            let call = Call { revision, agent, session, id, method, params };
+                            let claims = Claims::default();
+                            let call = Call { revision, agent, session, claims, id, method, params };
                             self.front.start(call, out.clone(), slot);
                             return;
                         }

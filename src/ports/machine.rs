@@ -67,10 +67,14 @@ impl Spawn for MachineSpawn {
 pub struct TcpListener(pub tokio::net::TcpListener);
 impl Listener for TcpListener {
     fn accept(&mut self) -> BoxFuture<'_, io::Result<BoxIo>> {
+        Box::pin(async move { Ok(self.accept_from().await?.0) })
+    }
+
+    fn accept_from(&mut self) -> BoxFuture<'_, io::Result<(BoxIo, Option<IpAddr>)>> {
         Box::pin(async move {
-            let (stream, _) = self.0.accept().await?;
+            let (stream, peer) = self.0.accept().await?;
             stream.set_nodelay(true)?;
-            Ok(Box::new(stream) as BoxIo)
+            Ok((Box::new(stream) as BoxIo, Some(peer.ip())))
         })
     }
 }

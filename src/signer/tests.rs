@@ -96,6 +96,7 @@ fn reserved_for(world: &World, payer: &str) -> (Reserved, Draft) {
     let quote = Quote {
         agent: "local".parse().unwrap(),
         session: None,
+        bounds: crate::money::Bounds::default(),
         idempotency_key: None,
         call_hash: [0; 32],
         resource_ref: "v1.x".into(),

@@ -200,6 +200,7 @@ impl Scene {
             "asset": chain::USDC, "maxAtomicAmount": "20000", "arguments": {"city": case}, "idempotencyKey": key});
         let params = json!({"name": "x402_call_resource", "arguments": arguments});
         let context = RequestContext {
+            claims: tollway::mcp::Claims::default(),
             revision: Revision::V2025_11_25,
             agent: None,
             session: Some("session".into()),

@@ -140,7 +140,7 @@ async fn serve(config: Config) {
     let ring = KeyRing::load_or_create(&world, &config.dir.join("keyring")).expect("a key ring");
     let shutdown = CancellationToken::new();
     let front = mcp::Settings::new(world.clone(), ring, shutdown.clone());
-    let front = mcp::router(front, tools, Authenticator::StaticKeys(keys));
+    let front = mcp::router(front, tools, Authenticator::keys(keys));
     let process = Arc::new(Process { ledger, ahead, sweep });
     let control = axum::Router::new()
         .route("/arm", post(arm))

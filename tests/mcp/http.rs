@@ -355,7 +355,7 @@ async fn batches_exist_in_2025_03_26_alone() {
 
 #[tokio::test]
 async fn a_session_belongs_to_its_agent() {
-    let keys = || Authenticator::StaticKeys(StaticKeys::parse(&format!("alice:{ALICE},bob:{BOB}")).unwrap());
+    let keys = || Authenticator::keys(StaticKeys::parse(&format!("alice:{ALICE},bob:{BOB}")).unwrap());
     let mine = settings();
     let (first, second) = (start(mine.clone(), keys()).await, start(mine, keys()).await);
     let (alice, bob) = (format!("Bearer {ALICE}"), format!("Bearer {BOB}"));
@@ -396,7 +396,7 @@ async fn a_session_belongs_to_its_agent() {
 
 #[tokio::test]
 async fn an_ended_session_is_unknown_on_every_replica_its_streams_close_and_its_calls_finish() {
-    let keys = || Authenticator::StaticKeys(StaticKeys::parse(&format!("alice:{ALICE},bob:{BOB}")).unwrap());
+    let keys = || Authenticator::keys(StaticKeys::parse(&format!("alice:{ALICE},bob:{BOB}")).unwrap());
     let handler = Arc::new(Fixture { ended: Some(Default::default()), ..Fixture::default() });
     let mine = settings();
     let first = start_before(handler.clone(), mine.clone(), keys()).await;

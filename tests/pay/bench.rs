@@ -541,6 +541,7 @@ impl Bench {
 
     pub fn context(&self, cancelled: CancellationToken) -> RequestContext {
         RequestContext {
+            claims: tollway::mcp::Claims::default(),
             revision: Revision::V2025_11_25,
             agent: None,
             session: Some("session".into()),

@@ -144,6 +144,7 @@ impl Scene {
     async fn tool(&self, name: &str, arguments: Value) -> Value {
         let params = RawValue::from_string(json!({"name": name, "arguments": arguments}).to_string()).unwrap();
         let context = RequestContext {
+            claims: tollway::mcp::Claims::default(),
             revision: Revision::V2025_11_25,
             agent: None,
             session: Some("session".into()),

@@ -120,6 +120,7 @@ impl Process {
         self.ctx.spawn(async move {
             world.pause().await;
             let context = RequestContext {
+                claims: tollway::mcp::Claims::default(),
                 revision: Revision::V2025_11_25,
                 agent: Some(agent),
                 session,

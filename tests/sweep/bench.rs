@@ -136,6 +136,7 @@ impl Bench {
             "asset": chain::USDC, "maxAtomicAmount": "20000", "arguments": {"city": "Bern"}, "idempotencyKey": key});
         let params = json!({"name": "x402_call_resource", "arguments": arguments});
         let context = RequestContext {
+            claims: tollway::mcp::Claims::default(),
             revision: Revision::V2025_11_25,
             agent: None,
             session: Some("session".into()),

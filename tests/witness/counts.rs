@@ -85,6 +85,7 @@ impl Agent {
 
     pub async fn ask(&self, tool: &str, arguments: Value) -> Value {
         let context = RequestContext {
+            claims: tollway::mcp::Claims::default(),
             revision: Revision::V2025_11_25,
             agent: None,
             session: Some("session".into()),

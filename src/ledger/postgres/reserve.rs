@@ -82,7 +82,7 @@ impl PostgresLedger {
             return Ok(Decided::Done(duplicate));
         }
         let limits = effective(&tx, agent, &unit).await?;
-        let ask = Ask { amount: quote.amount(), max: quote.max_amount, account_ceiling: intent.account_ceiling };
+        let ask = Ask::of(intent);
         let used = used(&keys, &locked);
         if let Some(refused) = refusal(&ask, &limits, &used, clock::next_midnight(tx.now))? {
             tx.commit().await?;

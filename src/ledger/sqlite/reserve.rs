@@ -77,7 +77,7 @@ async fn decide(w: &mut Writing<'_>, intent: &Intent, token: [u8; 16]) -> Result
         }
         windows.push((key, window));
     }
-    let ask = Ask { amount, max: quote.max_amount, account_ceiling: intent.account_ceiling };
+    let ask = Ask::of(intent);
     if let Some(refused) = refusal(&ask, &limits, &used, clock::next_midnight(w.now))? {
         return Ok(refused);
     }
