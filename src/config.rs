@@ -7,6 +7,7 @@ mod http;
 mod keys;
 mod limits;
 mod networks;
+mod policy;
 mod probe;
 pub mod profiles;
 mod refusal;
@@ -14,6 +15,7 @@ mod security;
 mod signer;
 mod store;
 mod value;
+mod watch;
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -31,9 +33,11 @@ pub use signer::{KEYSTORE_KEY_ENV, SignerMode};
 pub use store::Store;
 pub use value::Secret;
 use value::{amount, millis, operator_url};
+pub use watch::{Look, Watched};
 
 use crate::ledger::Limit;
 use crate::money::{AgentId, Amount, Network};
+use crate::policy::Policy;
 use crate::seal::{KeyRing, SealError};
 use crate::signer::keystore::{Keystore, KeystoreError};
 
@@ -118,6 +122,11 @@ pub struct Config {
     pub store: Store,
     /// The rows of source `file`.
     pub limits: Vec<Limit>,
+    /// Of that list; 0 where the file gives it none.
+    pub limits_version: u64,
+    pub policy: Policy,
+    /// Between two looks at the file, while the process runs.
+    pub reload_interval: Duration,
     pub security: NetworkSecurity,
     /// Between two looks at the payments that are due.
     pub sweep_interval: Duration,
@@ -207,6 +216,9 @@ pub fn parse(text: &str, transport: Option<Transport>, source: &dyn Source) -> R
         },
         store,
         limits,
+        limits_version: limits::version(&file.budget)?,
+        policy: policy::policy(file.policy)?,
+        reload_interval: millis("reload.interval_ms", file.reload.interval_ms, 2_000, 100, 600_000)?,
         security: security::security(file.network_security, source)?,
         sweep_interval: millis("sweep.interval_ms", file.sweep.interval_ms, 10_000, 100, 600_000)?,
     })

@@ -10,6 +10,7 @@ use url::Url;
 use crate::catalog::{Listing, ResourceRef, SellerTransport};
 use crate::json::{self, JsonError, Numbers};
 use crate::money::{AgentId, Amount, Asset, Bounds, IdempotencyKey, Network, Unit};
+use crate::policy::{Banned, Policy};
 use crate::upstream::Endpoint;
 use crate::x402::{Challenge, Flow, Offer, bazaar};
 
@@ -78,6 +79,8 @@ pub enum Refusal {
     OfferNotThere,
     /// The selected offer asks for something that this build does not do; the member that asks.
     Unpayable(&'static str),
+    /// The operator's lists do not allow its asset or its recipient.
+    Banned(Banned),
     /// `maxAtomicAmount` is zero: what the seller asks for.
     Quote(Vec<Offer>),
 }
@@ -149,6 +152,7 @@ pub fn admit(
     call: &Call,
     call_hash: [u8; 32],
     rules: &Rules,
+    policy: &Policy,
 ) -> Result<Quote, Refusal> {
     payable(call, rules)?;
     let mut changed = changed_declaration(listing, &live);
@@ -170,6 +174,8 @@ pub fn admit(
     if let Some(member) = unpayable(offer) {
         return Err(Refusal::Unpayable(member));
     }
+    let unit = Unit { network: offer.network.clone(), asset: offer.asset.clone() };
+    policy.payment(&unit, &offer.pay_to).map_err(Refusal::Banned)?;
     if call.max_amount.is_zero() {
         return Err(Refusal::Quote(live.challenge.offers.clone()));
     }
@@ -361,7 +367,14 @@ mod tests {
     fn admitted(listing: &Listing, challenge: &Challenge, call: &Call) -> Result<Quote, Refusal> {
         let endpoint =
             Endpoint { url: "https://s.example/mcp".parse().unwrap(), transport: SellerTransport::StreamableHttp };
-        admit(listing, Live { endpoint: &endpoint, challenge, listed_schema: None }, call, [0; 32], &rules())
+        admit(
+            listing,
+            Live { endpoint: &endpoint, challenge, listed_schema: None },
+            call,
+            [0; 32],
+            &rules(),
+            &Policy::default(),
+        )
     }
 
     fn changed(challenge: &Challenge) -> Vec<&'static str> {

@@ -10,6 +10,7 @@ pub mod ports;
 pub mod seal;
 pub mod http;
 pub mod x402;
+pub mod policy;
 pub mod catalog;
 pub mod mcp;
 pub mod upstream;

@@ -234,8 +234,9 @@ pub fn problem(error: &PayError) -> Problem {
             .with("currentVersionHash", current),
 
         PayError::EndpointRefused(rule) => new(UntrustedRedirect, rule, Phase::Connect, No, GIVE_UP),
-        PayError::NotAllowed => new(PaymentRejected, "not_allowed", Phase::Connect, No, ASK_OPERATOR),
-        PayError::RecipientPinned => new(PaymentRejected, "recipient_changed", Phase::Connect, No, ASK_OPERATOR),
+        PayError::NotAllowed { phase, rule } => {
+            new(PaymentRejected, "not_allowed", *phase, No, ASK_OPERATOR).with("rule", rule.as_str())
+        }
 
         PayError::ProbeTimeout => new(UpstreamTimeout, "seller", Phase::Probe, No, LATER),
         PayError::ProbeProtocol(_) => new(UpstreamProtocolError, "seller", Phase::Probe, No, GIVE_UP),
@@ -248,6 +249,12 @@ pub fn problem(error: &PayError) -> Problem {
         PayError::OfferNotThere => new(InvalidArgument, "offer", Phase::Guard, No, OTHER_OFFER),
         PayError::Unpayable(member) => {
             new(PaymentRejected, "scheme_unavailable", Phase::Guard, No, OTHER_OFFER).with("member", member)
+        }
+        PayError::RecipientChanged { origin, pinned, asked } => {
+            new(PaymentRejected, "recipient_changed", Phase::Guard, No, ASK_OPERATOR)
+                .with("origin", origin)
+                .with("pinnedPayTo", pinned)
+                .with("payTo", asked)
         }
         PayError::Quote(offers) => {
             let offers: Vec<_> = offers.iter().map(offer_json).collect();

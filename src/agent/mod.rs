@@ -3,6 +3,7 @@
 mod args;
 pub mod errors;
 mod next;
+pub mod reload;
 mod result;
 mod schemas;
 pub(crate) mod time;

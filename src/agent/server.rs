@@ -1,6 +1,7 @@
 //! The agent server from its configuration: the parts are made once, then served over HTTP or stdio.
 
 use std::collections::BTreeMap;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -9,15 +10,17 @@ use tokio_util::sync::CancellationToken;
 use zeroize::Zeroizing;
 
 use super::AgentTools;
+use super::reload::{self, Reload};
 use crate::catalog::Catalog;
 use crate::chain::stellar::{self, Stellar};
-use crate::config::{Config, KeyRingSource, NetworkConfig, NetworkSecurity, SignerMode, Store, Transport};
+use crate::config::{Config, KeyRingSource, Machine, NetworkConfig, NetworkSecurity, SignerMode, Store, Transport};
 use crate::guard::Rules;
 use crate::http::{self, Client, Destination};
 use crate::ledger::{Ledger, LedgerError, PostgresLedger, SqliteLedger, postgres};
 use crate::mcp::{self, Authenticator};
 use crate::money::Network;
 use crate::pay::{Parts, Payer, Settings, Sweep, SweepParts, SweepSettings};
+use crate::policy::LivePolicy;
 use crate::ports::World;
 use crate::seal::KeyRing;
 use crate::signer::Signer;
@@ -40,6 +43,8 @@ pub struct Server {
     pub catalog: Catalog,
     /// `None` without a signer: discovery needs no ledger.
     pub paying: Option<Paying>,
+    /// Whom agents may pay, as the file and the ledger say now.
+    pub policy: LivePolicy,
     ring: KeyRing,
     world: World,
 }
@@ -63,7 +68,7 @@ impl Server {
     pub async fn start(config: &Config, world: &World) -> Result<Server, StartError> {
         let server = Server::probe(config, world).await?;
         if let Some(paying) = &server.paying {
-            paying.ledger.replace_limits("file", &config.limits).await.map_err(|e| ledger_failed(config, &e))?;
+            reload::at_start(config, paying, &server.policy).await.map_err(|e| ledger_failed(config, &e))?;
         }
         Ok(server)
     }
@@ -79,6 +84,7 @@ impl Server {
         let catalog = Catalog::new(catalog_client, config.catalog_url.as_str())
             .map_err(|e| StartError::Config(format!("facilitator.base_url: {e}")))?;
         let ring = ring(config, world)?;
+        let policy = LivePolicy::new(config.policy.clone());
         let agent_driven = upstream::Settings {
             timeout: config.security.timeout,
             max_response_bytes: config.security.max_response_bytes,
@@ -86,13 +92,14 @@ impl Server {
             max_concurrent_connections: config.security.max_concurrent_connections,
             allow_insecure_local: config.security.allow_insecure_local,
             resolved_mcp_endpoints: config.security.resolved_mcp_endpoints.clone(),
+            policy: policy.clone(),
             ..upstream::Settings::default()
         };
         let client = agent_driven.client(world.clone(), tls);
         let upstream = Upstream::new(agent_driven, world.clone(), client);
         let paying = match &config.signer {
             SignerMode::None => None,
-            mode => Some(paying(config, mode, world, operator, &catalog, &upstream, &ring).await?),
+            mode => Some(paying(config, mode, world, operator, &catalog, &upstream, (&ring, &policy)).await?),
         };
         let local = match config.transport {
             Transport::Stdio => Some(config.stdio_agent.clone()),
@@ -100,7 +107,7 @@ impl Server {
         };
         let payer = paying.as_ref().map(|p| p.payer.clone());
         let tools = Arc::new(AgentTools::new(catalog.clone(), payer, local).probing(upstream));
-        Ok(Server { tools, catalog, paying, ring, world: world.clone() })
+        Ok(Server { tools, catalog, paying, policy, ring, world: world.clone() })
     }
 
     /// Ends what calls left open: every process that can pay runs one.
@@ -112,6 +119,12 @@ impl Server {
             chains: paying.swept.clone(),
             settings: SweepSettings { interval: config.sweep_interval, ..SweepSettings::default() },
         }))
+    }
+
+    /// Takes over what changes in the file at `path` and in the ledger: every process that can pay runs one.
+    pub fn reload(&self, config: &Config, path: Option<PathBuf>) -> Option<Reload> {
+        let paying = self.paying.as_ref()?;
+        Some(Reload::new(config, path, Arc::new(Machine), paying, self.policy.clone()))
     }
 
     /// `/mcp` and `/healthz`.
@@ -152,7 +165,7 @@ async fn paying(
     operator: Client,
     catalog: &Catalog,
     upstream: &Upstream,
-    ring: &KeyRing,
+    (ring, policy): (&KeyRing, &LivePolicy),
 ) -> Result<Paying, StartError> {
     let sealing = match (&config.key_ring, &config.store) {
         (KeyRingSource::BesideLedger, Store::Postgres(_) | Store::None) => {
@@ -176,6 +189,7 @@ async fn paying(
     let signer = Arc::new(signer(mode, operator)?);
 
     let mut settings = Settings::new(Rules { payable: config.payable.iter().cloned().collect() });
+    settings.policy = policy.clone();
     settings.sign_within = config.sign_within;
     settings.probe_timeout = config.security.timeout;
     // The RPCs of a network are asked one after another.

@@ -10,6 +10,8 @@ pub mod serve;
 pub mod init;
 pub mod keystore;
 pub mod ledger;
+pub mod limits;
+pub mod policy;
 pub mod reservations;
 pub mod resolve;
 
@@ -76,7 +78,13 @@ enum Command {
     Migrate(ledger::MigrateArgs),
     /// The limits that bound spending, and the kill switch
     #[command(subcommand)]
-    Limits(ledger::LimitsCommand),
+    Limits(limits::LimitsCommand),
+    /// The rules for sellers' origins that every replica has, beside those of the configuration file
+    #[command(subcommand)]
+    Origins(policy::OriginsCommand),
+    /// Whom each origin was paid to first (policy.pin_recipients)
+    #[command(subcommand)]
+    Pins(policy::PinsCommand),
     /// Payments, their events, whether counters equal rows, and the way out of one that is stuck
     #[command(subcommand)]
     Reservations(reservations::ReservationsCommand),
@@ -141,8 +149,8 @@ async fn run(cli: Cli) -> Result<ExitCode, Failure> {
         Ok(config::load(cli.config.as_deref(), transport, &Machine)?)
     };
     match cli.command {
-        Command::Serve => serve::serve(load(Some(Transport::Remote))?).await,
-        Command::Stdio => serve::stdio(load(Some(Transport::Stdio))?).await,
+        Command::Serve => serve::serve(load(Some(Transport::Remote))?, cli.config.clone()).await,
+        Command::Stdio => serve::stdio(load(Some(Transport::Stdio))?, cli.config.clone()).await,
         #[cfg(feature = "sandbox")]
         Command::Sandbox(args) => Ok(crate::sandbox::command::run(args).await),
         Command::Init(args) => init::run(&args),
@@ -152,7 +160,9 @@ async fn run(cli: Cli) -> Result<ExitCode, Failure> {
             let (world, _tasks) = machine::world();
             ledger::migrate(&args, &config::load_store(cli.config.as_deref(), &Machine)?, world).await
         }
-        Command::Limits(command) => ledger::limits(&command, &*open_ledger(&cli.config).await?).await,
+        Command::Limits(command) => limits::run(&command, &*open_ledger(&cli.config).await?).await,
+        Command::Origins(command) => policy::origins(&command, &*open_ledger(&cli.config).await?).await,
+        Command::Pins(command) => policy::pins(&command, &*open_ledger(&cli.config).await?).await,
         Command::Reservations(command) => {
             let ledger = open_ledger(&cli.config).await?;
             let (world, _tasks) = machine::world();

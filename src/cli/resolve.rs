@@ -93,7 +93,15 @@ pub async fn run(
     let (payment, _) = find(&args.id, ledger).await?;
     let id = payment.payment_id;
     if !payment.state.is_open() {
-        return Err(not_open(&payment, payment.state));
+        return Err(match (args.released, &args.reason) {
+            // Not even the words of a release: whoever typed it means something else.
+            (true, None) => Failure::Usage(format!(
+                "payment {} is {} already; --released is for an open one, and needs --reason where the chain proves nothing",
+                payment.payment_id.short(),
+                payment.state.as_str()
+            )),
+            _ => not_open(&payment, payment.state),
+        });
     }
     if payment.leased {
         return Err(leased());

@@ -1,6 +1,7 @@
 //! `tollway serve` and `tollway stdio`.
 
 use std::net::SocketAddr;
+use std::path::PathBuf;
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::Duration;
@@ -17,7 +18,7 @@ use crate::ports::{World, machine};
 /// What a client that never reads its answer may hold up the end of the process by, beyond `http.drain_ms`.
 const LAST_WAIT: Duration = Duration::from_secs(5);
 
-pub async fn serve(config: Config) -> Result<ExitCode, Failure> {
+pub async fn serve(config: Config, path: Option<PathBuf>) -> Result<ExitCode, Failure> {
     let (world, tasks) = machine::world();
     let server = Server::start(&config, &world).await.map_err(|e| Failure::Usage(e.to_string()))?;
     say_what_is_off(&server);
@@ -30,7 +31,7 @@ pub async fn serve(config: Config) -> Result<ExitCode, Failure> {
     let at = listener.local_addr().unwrap_or(at);
     tracing::info!(address = %at, paying = server.paying.is_some(), "serving MCP at /mcp");
     let ended = end_on_signal(&world, shutdown.clone());
-    sweep(&server, &config, &world, &shutdown);
+    beside(&server, &config, path, &world, &shutdown);
     mcp::serve::serve(machine::TcpListener(listener), world.clone(), app, shutdown.clone()).await;
     shutdown.cancel();
     drop(ended);
@@ -40,13 +41,13 @@ pub async fn serve(config: Config) -> Result<ExitCode, Failure> {
 }
 
 /// Standard output belongs to the protocol from here on.
-pub async fn stdio(config: Config) -> Result<ExitCode, Failure> {
+pub async fn stdio(config: Config, path: Option<PathBuf>) -> Result<ExitCode, Failure> {
     let (world, tasks) = machine::world();
     let server = Server::start(&config, &world).await.map_err(|e| Failure::Usage(e.to_string()))?;
     say_what_is_off(&server);
     let shutdown = CancellationToken::new();
     let ended = end_on_signal(&world, shutdown.clone());
-    sweep(&server, &config, &world, &shutdown);
+    beside(&server, &config, path, &world, &shutdown);
     let settings = server.settings(&config, shutdown.clone());
     let handler = Arc::clone(&server.tools);
     let served =
@@ -61,10 +62,13 @@ pub async fn stdio(config: Config) -> Result<ExitCode, Failure> {
     }
 }
 
-/// Until `shutdown`, in a task of its own.
-fn sweep(server: &Server, config: &Config, world: &World, shutdown: &CancellationToken) {
+/// The sweep, and the look at what changes: until `shutdown`, each in a task of its own.
+fn beside(server: &Server, config: &Config, path: Option<PathBuf>, world: &World, shutdown: &CancellationToken) {
     if let Some(sweep) = server.sweep(config) {
         world.spawn.spawn(Box::pin(sweep.run(shutdown.clone())));
+    }
+    if let Some(reload) = server.reload(config, path) {
+        world.spawn.spawn(Box::pin(reload.run(shutdown.clone())));
     }
 }
 

@@ -28,6 +28,10 @@ pub struct File {
     pub network_security: NetworkSecurity,
     #[serde(default)]
     pub sweep: Sweep,
+    #[serde(default)]
+    pub policy: Policy,
+    #[serde(default)]
+    pub reload: Reload,
 }
 
 #[derive(Debug, Deserialize)]
@@ -110,6 +114,8 @@ pub struct Budget {
     pub schema: Option<String>,
     pub default_per_call_max_atomic: Option<String>,
     pub default_session_or_day_max_atomic: Option<String>,
+    /// Of the list of limits.
+    pub limits_version: Option<u64>,
     #[serde(default)]
     pub limits: Vec<Limit>,
     #[serde(default)]
@@ -135,6 +141,37 @@ pub struct Total {
     pub network: String,
     pub asset: String,
     pub day_max_atomic: String,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Policy {
+    #[serde(default)]
+    pub allow_origins: Vec<String>,
+    #[serde(default)]
+    pub deny_origins: Vec<String>,
+    #[serde(default)]
+    pub allow_recipients: Vec<String>,
+    #[serde(default)]
+    pub deny_recipients: Vec<String>,
+    #[serde(default)]
+    pub allow_assets: Vec<Asset>,
+    #[serde(default)]
+    pub deny_assets: Vec<Asset>,
+    pub pin_recipients: Option<String>,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Asset {
+    pub network: String,
+    pub asset: String,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Reload {
+    pub interval_ms: Option<u64>,
 }
 
 #[derive(Debug, Default, Deserialize)]

@@ -105,6 +105,15 @@ pub(super) fn limits(
     Ok(limits.into_values().collect())
 }
 
+/// What the operator counts up, so that an older file does not replace a newer one's limits.
+pub(super) fn version(file: &file::Budget) -> Result<u64, ConfigError> {
+    match file.limits_version {
+        None => Ok(0),
+        Some(version) if (1..=1 << 53).contains(&version) => Ok(version),
+        Some(version) => refuse("budget.limits_version", format!("{version} is not between 1 and {}", 1u64 << 53)),
+    }
+}
+
 /// The asset that the two `default_*` figures are for: the network's USDC.
 pub(super) fn default_asset(network: &Network) -> Option<Asset> {
     let usdc = match network.as_str() {

@@ -1,7 +1,9 @@
 //! What may be spent: pure decisions over the limit rows and the windows that the transaction has read. Both stores use
 //! them, so that they cannot disagree.
 
-use super::{Ceiling, Decision, Intent, LedgerError, Limit, Subject};
+use std::cmp::Ordering;
+
+use super::{Applied, Ceiling, Decision, Intent, LedgerError, Limit, LimitList, Subject};
 use crate::money::{AgentId, Amount, Bounds, Unit};
 
 /// The limits of one agent and unit: of all rows that apply, the smallest figure of each kind.
@@ -170,27 +172,23 @@ pub(crate) fn refusal(
     }))
 }
 
-/// Says so when a start writes other limits than the last start on this ledger did. All processes on a ledger are bound
-/// by the rows of the last start: where two run with different files, the operator has to know.
-pub(crate) fn warn_when_replaced(source: &str, before: &[Limit], after: &[Limit]) {
-    if !before.is_empty() && differ(before, after) {
-        tracing::warn!(
-            source,
-            before = before.len(),
-            now = after.len(),
-            "the spending limits differ from those that the last start wrote into this ledger; from now on every \
-             process on it is bound by these, also one that was started with another file"
-        );
+/// What a list becomes whose source has these rows, of this version. `None`: it replaces them.
+pub(crate) fn settled_already(list: &LimitList<'_>, version: u64, rows: &[Limit]) -> Option<Applied> {
+    match (list.version.cmp(&version), !same_limits(rows, list.limits)) {
+        (Ordering::Less, _) => Some(Applied::Newer { version }),
+        (Ordering::Equal, false) => Some(Applied::Same),
+        (Ordering::Equal, true) if version > 0 => Some(Applied::Contradicts),
+        (Ordering::Equal | Ordering::Greater, _) => None,
     }
 }
 
-/// Of the same source. The order of the rows means nothing.
-fn differ(before: &[Limit], after: &[Limit]) -> bool {
+/// Of one source. The order of the rows means nothing.
+pub fn same_limits(before: &[Limit], after: &[Limit]) -> bool {
     let figures = |l: &Limit| (l.per_call, l.per_session, l.per_day, l.unlimited, l.suspended);
     let by_name = |limits: &[Limit]| -> std::collections::BTreeMap<_, _> {
         limits.iter().map(|limit| ((limit.subject.clone(), limit.unit.clone()), figures(limit))).collect()
     };
-    before.len() != after.len() || by_name(before) != by_name(after)
+    before.len() == after.len() && by_name(before) == by_name(after)
 }
 
 fn broken(what: &str) -> LedgerError {
@@ -205,9 +203,28 @@ mod tests {
     #[test]
     fn only_other_limits_are_worth_a_word() {
         let other = Limit { subject: Subject::EachAgent, ..limit() };
-        assert!(!differ(&[limit(), other.clone()], &[other.clone(), limit()]));
-        assert!(differ(&[limit()], &[limit(), other.clone()]) && differ(&[limit()], &[other]));
-        assert!(differ(&[limit()], &[Limit { per_day: Some(amount("999")), ..limit() }]));
-        assert!(differ(&[limit()], &[Limit { suspended: true, ..limit() }]));
+        assert!(same_limits(&[limit(), other.clone()], &[other.clone(), limit()]));
+        assert!(!same_limits(&[limit()], &[limit(), other.clone()]) && !same_limits(&[limit()], &[other]));
+        assert!(!same_limits(&[limit()], &[Limit { per_day: Some(amount("999")), ..limit() }]));
+        assert!(!same_limits(&[limit()], &[Limit { suspended: true, ..limit() }]));
+    }
+
+    #[test]
+    fn the_list_with_the_highest_version_holds_and_one_without_a_version_is_the_last_written() {
+        let (rows, other) = ([limit()], [Limit { per_day: Some(amount("999")), ..limit() }]);
+        let list = |version, limits| LimitList { source: "file", version, limits };
+        for (version, limits, stored, expected) in [
+            (0, &rows, 0, Some(Applied::Same)),
+            (0, &other, 0, None),
+            (0, &other, 3, Some(Applied::Newer { version: 3 })),
+            (0, &rows, 3, Some(Applied::Newer { version: 3 })),
+            (2, &other, 3, Some(Applied::Newer { version: 3 })),
+            (3, &rows, 3, Some(Applied::Same)),
+            (3, &other, 3, Some(Applied::Contradicts)),
+            (4, &other, 3, None),
+            (4, &rows, 3, None),
+        ] {
+            assert_eq!(settled_already(&list(version, limits), stored, &rows), expected, "{version} on {stored}");
+        }
     }
 }

@@ -24,7 +24,9 @@ use tokio::time::Instant;
 
 use crate::guard::Quote;
 use crate::money::{AgentId, Amount, Asset, IdempotencyKey, Network, ParseError, PaymentId, Unit};
+use crate::policy::{Origin, OriginRule, Pin};
 
+pub use limits::same_limits;
 #[cfg(feature = "postgres")]
 pub use postgres::{Database, PostgresLedger};
 #[cfg(feature = "sqlite")]
@@ -32,6 +34,8 @@ pub use sqlite::{Options, SqliteLedger};
 
 /// A signed payload is kept this long after a settlement whose output is missing or unfinished, milliseconds.
 pub(crate) const PAYLOAD_AFTER_SETTLEMENT_MS: u64 = 24 * 3_600_000;
+/// A request that left before its time reaches the signer a moment later: a stop waits for it, milliseconds.
+pub(crate) const ON_THE_WAY_MS: u64 = 1_000;
 /// The longest note of an operator, characters.
 pub const MAX_NOTE: usize = 500;
 
@@ -447,6 +451,49 @@ pub struct Limit {
     pub source: String,
 }
 
+/// Every limit of one source.
+#[derive(Debug, Clone, Copy)]
+pub struct LimitList<'a> {
+    pub source: &'a str,
+    /// What the operator counts up with each change; 0 where he does not.
+    pub version: u64,
+    pub limits: &'a [Limit],
+}
+
+/// What became of a [`LimitList`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Applied {
+    /// The rows are these. `replaced`: others were there, of this or an older version.
+    Written { replaced: bool },
+    /// The rows were these already.
+    Same,
+    /// The rows are those of a list with this higher version: unchanged.
+    Newer { version: u64 },
+    /// The rows are those of another list with the same version: unchanged.
+    Contradicts,
+}
+
+/// What a stop has to wait for, and what it does not stop.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Signable {
+    /// Reserved rows whose owner may sign, or whose signature may be on its way to the signer.
+    pub count: u64,
+    /// The last of these moments, milliseconds from now; 0 where there is none.
+    pub for_ms: u64,
+    /// Open rows, these and the signed ones, which may still settle until their authorization ends.
+    pub open: u64,
+}
+
+/// What a pin becomes.
+#[derive(Debug, Clone, Copy)]
+pub enum SetPin<'a> {
+    /// This recipient, where there is no pin.
+    First(&'a str),
+    /// This recipient, whatever is there.
+    To(&'a str),
+    Removed,
+}
+
 impl Subject {
     /// As it is stored and written on the command line.
     pub fn as_str(&self) -> &str {
@@ -557,20 +604,40 @@ pub trait Ledger: Send + Sync + 'static {
     /// The stored outcome, opened; `None` when it was never stored or has expired.
     fn outcome(&self, id: PaymentId) -> LedgerResult<'_, Option<Vec<u8>>>;
     fn budget<'a>(&'a self, agent: &'a AgentId, session: Option<&'a str>) -> LedgerResult<'a, Vec<BudgetLine>>;
-    /// Makes the rows of `source` equal to `limits` (rows of other sources stay). All processes on a ledger have the rows of
-    /// the last start: a start that replaces others says so in the log.
-    fn replace_limits<'a>(&'a self, source: &'a str, limits: &'a [Limit]) -> LedgerResult<'a, ()>;
+    /// Makes the rows of the list's source equal to it, at once (rows of other sources stay). All processes on a ledger
+    /// have the rows of the list with the highest version; without versions, of the last that was written.
+    fn apply_limits<'a>(&'a self, list: LimitList<'a>) -> LedgerResult<'a, Applied>;
+    /// The same without a version. One that the ledger has a newer list than is an error.
+    fn replace_limits<'a>(&'a self, source: &'a str, limits: &'a [Limit]) -> LedgerResult<'a, ()> {
+        Box::pin(async move {
+            match self.apply_limits(LimitList { source, version: 0, limits }).await? {
+                Applied::Written { .. } | Applied::Same => Ok(()),
+                Applied::Newer { .. } | Applied::Contradicts => {
+                    Err(LedgerError::Inconsistent("the ledger has a newer list of limits".to_owned()))
+                }
+            }
+        })
+    }
     fn limits(&self) -> LedgerResult<'_, Vec<Limit>>;
     /// Sets the operator's row of this subject and unit; a suspension in it stays.
     fn set_limit<'a>(&'a self, limit: &'a Limit) -> LedgerResult<'a, ()>;
-    /// From the return on no reservation is made for this subject (and unit, `None`: all of them).
-    fn suspend<'a>(&'a self, subject: &'a Subject, unit: Option<&'a Unit>) -> LedgerResult<'a, ()>;
+    /// From the return on no reservation is made for this subject (and unit, `None`: all of them), and no recovery begins.
+    /// The time of the ledger's clock that none is later than, unix milliseconds.
+    fn suspend<'a>(&'a self, subject: &'a Subject, unit: Option<&'a Unit>) -> LedgerResult<'a, u64>;
     /// Takes the operator's suspension back. `false`: there was none.
     fn resume<'a>(&'a self, subject: &'a Subject, unit: Option<&'a Unit>) -> LedgerResult<'a, bool>;
     /// Subjects that the operator stopped in all units.
     fn stopped(&self) -> LedgerResult<'_, Vec<Subject>>;
-    /// How many reserved rows of this subject and unit may still be signed by their owners.
-    fn signable<'a>(&'a self, subject: &'a Subject, unit: Option<&'a Unit>) -> LedgerResult<'a, u64>;
+    /// What of this subject and unit is open, and which of it may still be signed by its owners.
+    fn signable<'a>(&'a self, subject: &'a Subject, unit: Option<&'a Unit>) -> LedgerResult<'a, Signable>;
+    /// The rules for origins that every replica has.
+    fn origin_rules(&self) -> LedgerResult<'_, Vec<OriginRule>>;
+    /// Sets the operator's rule of this origin; `None` removes it. `false`: it was so already.
+    fn set_origin_rule<'a>(&'a self, origin: &'a Origin, allowed: Option<bool>) -> LedgerResult<'a, bool>;
+    fn pins(&self) -> LedgerResult<'_, Vec<Pin>>;
+    fn pin<'a>(&'a self, origin: &'a Origin, unit: &'a Unit) -> LedgerResult<'a, Option<Pin>>;
+    /// `false`: it was so already, or, of [`SetPin::First`], there is a pin.
+    fn set_pin<'a>(&'a self, origin: &'a Origin, unit: &'a Unit, set: SetPin<'a>) -> LedgerResult<'a, bool>;
     /// The operator's view, newest first: every agent's payments.
     fn list<'a>(&'a self, filter: &'a Filter) -> LedgerResult<'a, Vec<Payment>>;
     /// By the whole identifier or at least 8 of its first digits; `None` when none or several begin so.

@@ -275,7 +275,7 @@ impl Story<'_> {
             LookupAs(name, n) => said(l.lookup(&agent(name), By::Id(id(*n))).await, found),
             LookupKey(n) => said(l.lookup(&agent("a"), By::Key(&key(*n))).await, found),
             LookupTwin(call) => said(l.lookup(&agent("a"), By::Twin(&[*call; 32])).await, found),
-            Suspend(subject, all) => said(l.suspend(subject, asked(*all).as_ref()).await, |()| "ok".to_owned()),
+            Suspend(subject, all) => said(l.suspend(subject, asked(*all).as_ref()).await, |_since| "ok".to_owned()),
             Resume(subject, all) => said(l.resume(subject, asked(*all).as_ref()).await, |was| was.to_string()),
             Advance(ms) => {
                 self.bench.advance(*ms);
@@ -779,9 +779,14 @@ pub(crate) async fn operator(bench: Box<dyn Bench>) {
         ledger.limits().await.unwrap().iter().any(|l| l.source == "operator" && l.suspended),
         "a new figure lifts no stop"
     );
-    assert_eq!(ledger.signable(&me, Some(&unit())).await.unwrap(), 1, "reserved just now");
-    bench.advance(SIGN_MS + 1);
-    assert_eq!(ledger.signable(&me, None).await.unwrap(), 0, "too old to be signed");
+    let of = unit();
+    let signable = async |unit| ledger.signable(&me, unit).await.unwrap();
+    let expected = Signable { count: 1, for_ms: SIGN_MS + ON_THE_WAY_MS, open: 1 };
+    assert_eq!(signable(Some(&of)).await, expected, "reserved just now");
+    bench.advance(SIGN_MS + ON_THE_WAY_MS);
+    assert_eq!(signable(None).await, Signable { for_ms: 0, ..expected }, "its signature may be on its way");
+    bench.advance(1);
+    assert_eq!(signable(None).await, Signable { count: 0, for_ms: 0, open: 1 }, "too old to be signed");
     ledger.suspend(&me, None).await.unwrap();
     assert_eq!(ledger.stopped().await.unwrap(), std::slice::from_ref(&me));
     assert!(ledger.resume(&me, None).await.unwrap() && ledger.resume(&me, Some(&unit())).await.unwrap());
@@ -800,6 +805,58 @@ pub(crate) async fn operator(bench: Box<dyn Bench>) {
     ledger.end_session("s", NOON + 3_600_000).await.unwrap();
     assert!(ledger.session_ended("s").await.unwrap() && !ledger.session_ended("t").await.unwrap());
     ledger.ping().await.unwrap();
+}
+
+/// Lists of limits with and without a version; rules for origins; pins.
+pub(crate) async fn policy(bench: Box<dyn Bench>) {
+    let ledger = bench.ledger();
+    let tighter = [Limit { per_day: Some(amount("5")), ..limit() }];
+    let apply = async |version, limits: &[Limit]| {
+        ledger.apply_limits(LimitList { source: "file", version, limits }).await.unwrap()
+    };
+    let now = async || ledger.limits().await.unwrap().pop().and_then(|limit| limit.per_day);
+    assert_eq!(apply(0, &[limit()]).await, Applied::Written { replaced: false });
+    assert_eq!(apply(0, &[limit()]).await, Applied::Same);
+    assert_eq!(apply(0, &tighter).await, Applied::Written { replaced: true }, "the last one written");
+    assert_eq!(apply(3, &tighter).await, Applied::Written { replaced: false });
+    assert_eq!(apply(2, &[limit()]).await, Applied::Newer { version: 3 });
+    assert_eq!(apply(3, &[limit()]).await, Applied::Contradicts);
+    assert!(ledger.replace_limits("file", &[limit()]).await.is_err());
+    assert_eq!(now().await, Some(amount("5")), "an older file takes nothing back");
+    assert_eq!(apply(4, &[]).await, Applied::Written { replaced: true });
+    assert_eq!(apply(3, &tighter).await, Applied::Newer { version: 4 });
+    assert_eq!(now().await, None);
+    ledger.set_limit(&limit()).await.unwrap();
+    assert_eq!(apply(5, &tighter).await, Applied::Written { replaced: false }, "another source's rows stay");
+    assert_eq!(ledger.limits().await.unwrap().len(), 2);
+
+    let origin = |text: &str| text.parse::<Origin>().unwrap();
+    let (a, b) = (origin("https://a.example"), origin("https://*.b.example:8443"));
+    assert!(ledger.set_origin_rule(&b, Some(false)).await.unwrap());
+    assert!(ledger.set_origin_rule(&a, Some(true)).await.unwrap());
+    assert!(!ledger.set_origin_rule(&a, Some(true)).await.unwrap());
+    assert!(ledger.set_origin_rule(&a, Some(false)).await.unwrap());
+    let rule = |origin: &Origin| OriginRule { origin: origin.clone(), allowed: false, source: "operator".into() };
+    assert_eq!(ledger.origin_rules().await.unwrap(), [rule(&b), rule(&a)]);
+    assert!(ledger.set_origin_rule(&b, None).await.unwrap() && !ledger.set_origin_rule(&b, None).await.unwrap());
+    assert_eq!(ledger.origin_rules().await.unwrap(), [rule(&a)]);
+
+    let other = Unit { asset: "COTHER".parse().unwrap(), ..unit() };
+    let pay_to = async |of: &Unit| ledger.pin(&a, of).await.unwrap().map(|pin| pin.pay_to);
+    assert!(ledger.set_pin(&a, &unit(), SetPin::First("G1")).await.unwrap());
+    assert!(!ledger.set_pin(&a, &unit(), SetPin::First("G2")).await.unwrap());
+    assert_eq!((pay_to(&unit()).await.as_deref(), pay_to(&other).await), (Some("G1"), None));
+    assert!(ledger.set_pin(&a, &other, SetPin::To("G3")).await.unwrap());
+    assert!(ledger.set_pin(&a, &unit(), SetPin::To("G2")).await.unwrap());
+    assert!(!ledger.set_pin(&a, &unit(), SetPin::To("G2")).await.unwrap());
+    let pins = ledger.pins().await.unwrap();
+    let told: Vec<_> = pins.iter().map(|pin| (pin.unit.asset.as_str(), pin.pay_to.as_str(), &pin.origin)).collect();
+    assert_eq!(told, [("COTHER", "G3", &a), ("CUSDC", "G2", &a)]);
+    let today = NOON - 43_200_000..NOON + 43_200_000;
+    assert!(pins.iter().all(|pin| today.contains(&pin.first_seen_ms)));
+    assert!(ledger.set_pin(&a, &unit(), SetPin::Removed).await.unwrap());
+    assert!(!ledger.set_pin(&a, &unit(), SetPin::Removed).await.unwrap());
+    assert_eq!(pay_to(&unit()).await, None);
 }
 
 /// A recovery from its lease to the last word, as the row and its history tell it.

@@ -20,8 +20,9 @@ use crate::guard::{self, Call, Live, Quote, Refusal};
 use crate::ledger::{self, Authorization, Decision, Intent, NotReserved, Reason, Reserved};
 use crate::mcp::Progress;
 use crate::money::{PaymentId, Unit};
+use crate::policy::{Banned, Origin, Pin, Pinning};
 use crate::signer::{NotSigned, Signed};
-use crate::upstream::{Endpoint, ToolAnswer, ToolCall, UpstreamError};
+use crate::upstream::{Endpoint, NOT_ALLOWED, ToolAnswer, ToolCall, UpstreamError};
 use crate::x402::{self, Answer, PaymentFor, bazaar};
 
 /// The end of the story before its last step.
@@ -121,7 +122,7 @@ impl Payer {
         let listing = self.resolve(call).await?;
         let endpoint = self.connect(&listing)?;
         let unit = Unit { network: call.network.clone(), asset: call.asset.clone() };
-        let mut ahead = pin!(maybe_done(self.read_ahead(&unit)));
+        let mut ahead = pin!(maybe_done(self.read_ahead(&unit, &endpoint)));
         let answer = {
             let probe = pin!(self.probe(call, &listing, &endpoint));
             match select(probe, ahead.as_mut()).await {
@@ -139,10 +140,12 @@ impl Payer {
             _ => None,
         };
         let live = Live { endpoint: &endpoint, challenge: &challenge, listed_schema: listed_schema.as_deref() };
-        let quote = guard::admit(&listing, live, call, hash, &self.parts.settings.rules)
-            .map_err(|refusal| refused(refusal, call))?;
+        let (rules, policy) = (&self.parts.settings.rules, self.parts.settings.policy.now());
+        let quote =
+            guard::admit(&listing, live, call, hash, rules, &policy).map_err(|refusal| refused(refusal, call))?;
         ahead.as_mut().await;
         let ahead = ahead.take_output().unwrap_or(Err(PayError::Chain("not asked".into())))?;
+        held_to_its_pin(&quote, ahead.pin.as_ref(), policy.pin_recipients)?;
         Ok(self.afford(quote, ahead).await?)
     }
 
@@ -200,14 +203,21 @@ impl Payer {
         })
     }
 
-    /// Payer, ledger number and balance, read while the seller is asked; all of them cached.
-    async fn read_ahead(&self, unit: &Unit) -> Result<Ahead, PayError> {
+    /// Payer, ledger number and balance, read while the seller is asked, all of them cached; and the recipient that this
+    /// seller's origin is pinned to, where pins are kept.
+    async fn read_ahead(&self, unit: &Unit, endpoint: &Endpoint) -> Result<Ahead, PayError> {
         let chain = self.chain(unit)?;
         let payer =
             self.parts.signer.address(&unit.network).await.map_err(|e| PayError::NoPayer(words(&e.to_string())))?;
         let balance = chain.balance(&payer, &unit.asset).await.map_err(chain_unusable)?;
         let at = chain.ledger().await.map_err(chain_unusable)?;
-        Ok(Ahead { payer, balance, at })
+        let pin = match (self.parts.settings.policy.now().pin_recipients, Origin::of(&endpoint.url)) {
+            (Pinning::Off, _) | (_, None) => None,
+            (Pinning::Warn | Pinning::Enforce, Some(origin)) => {
+                self.parts.ledger.pin(&origin, unit).await.map_err(ledger_error(Phase::Guard))?
+            }
+        };
+        Ok(Ahead { payer, balance, at, pin })
     }
 
     /// The balance covers it, and the entry to sign is drafted: its nonce and expiration go into the row.
@@ -389,6 +399,21 @@ struct Ahead {
     payer: String,
     balance: Balance,
     at: LedgerPoint,
+    pin: Option<Pin>,
+}
+
+/// What this origin was paid to before, it is paid to again.
+fn held_to_its_pin(quote: &Quote, pin: Option<&Pin>, pinning: Pinning) -> Result<(), PayError> {
+    let Some(pin) = pin.filter(|pin| !pin.is_for(&quote.offer.pay_to)) else { return Ok(()) };
+    let (origin, pinned, asked) = (pin.origin.to_string(), words(&pin.pay_to), words(&quote.offer.pay_to));
+    match pinning {
+        Pinning::Off => Ok(()),
+        Pinning::Warn => {
+            tracing::warn!(origin, pinned, asked, "a seller names another recipient than it was paid to before");
+            Ok(())
+        }
+        Pinning::Enforce => Err(PayError::RecipientChanged { origin, pinned, asked }),
+    }
 }
 
 fn refused(refusal: Refusal, call: &Call) -> PayError {
@@ -400,12 +425,14 @@ fn refused(refusal: Refusal, call: &Call) -> PayError {
         Refusal::Changed(members) => PayError::Changed(members),
         Refusal::OfferNotThere => PayError::OfferNotThere,
         Refusal::Unpayable(member) => PayError::Unpayable(member),
+        Refusal::Banned(rule) => PayError::NotAllowed { phase: Phase::Guard, rule },
         Refusal::Quote(offers) => PayError::Quote(offers),
     }
 }
 
 fn probe_failed(error: UpstreamError) -> PayError {
     match error {
+        UpstreamError::Refused(NOT_ALLOWED) => PayError::NotAllowed { phase: Phase::Connect, rule: Banned::Origin },
         UpstreamError::Refused(rule) => PayError::EndpointRefused(rule),
         UpstreamError::Timeout { .. } => PayError::ProbeTimeout,
         UpstreamError::Protocol { detail, .. } => PayError::ProbeProtocol(words(&detail)),

@@ -69,6 +69,7 @@ mod tests {
             pay_to: "B".into(),
             payer: PAYER.into(),
             authorized: Amount::from_u64(10_000),
+            origin: None,
             booked: None,
         }
     }

@@ -5,6 +5,7 @@ use serde_json::value::RawValue;
 
 use crate::ledger::{Ceiling, LedgerError};
 use crate::money::{Amount, PaymentId, Unit};
+use crate::policy::Banned;
 use crate::x402::{Broken, Offer};
 
 /// Where in the story a call ended: `details.phase`.
@@ -80,10 +81,9 @@ pub enum PayError {
     // connect
     #[error("the seller's address is refused by the rule {0}")]
     EndpointRefused(&'static str),
-    #[error("the operator does not allow this seller")]
-    NotAllowed,
-    #[error("the recipient is not the one pinned for this seller")]
-    RecipientPinned,
+    /// `phase`: connect for an origin, guard for an asset or a recipient.
+    #[error("the operator's lists do not allow this {}", .rule.as_str())]
+    NotAllowed { phase: Phase, rule: Banned },
 
     // probe
     #[error("the seller did not answer in time")]
@@ -102,6 +102,8 @@ pub enum PayError {
     OfferNotThere,
     #[error("this build cannot pay an offer with this {0}")]
     Unpayable(&'static str),
+    #[error("the recipient is not the one that this seller was paid to before")]
+    RecipientChanged { origin: String, pinned: String, asked: String },
     #[error("this is what the tool costs; nothing was paid")]
     Quote(Vec<Offer>),
     #[error("the payer's balance does not cover the payment")]

@@ -29,6 +29,7 @@ use crate::chain::stellar::{Balance, Stellar};
 use crate::guard::Rules;
 use crate::ledger::{BudgetLine, By, Ledger, LedgerError, Payment};
 use crate::money::{AgentId, Amount, IdempotencyKey, Network, PaymentId, Unit};
+use crate::policy::LivePolicy;
 use crate::ports::World;
 use crate::signer::Signer;
 use crate::upstream::Upstream;
@@ -44,6 +45,8 @@ const MAX_WORDS: usize = 300;
 #[derive(Debug, Clone)]
 pub struct Settings {
     pub rules: Rules,
+    /// The operator's lists of assets and recipients, and pinning. Those of origins are the upstream's.
+    pub policy: LivePolicy,
     /// No signature later than this after the reservation.
     pub sign_within: Duration,
     /// Bound on the unpaid call.
@@ -63,6 +66,7 @@ impl Settings {
     pub fn new(rules: Rules) -> Settings {
         Settings {
             rules,
+            policy: LivePolicy::default(),
             sign_within: Duration::from_secs(10),
             probe_timeout: Duration::from_secs(15),
             rpc_timeout: Duration::from_secs(15),

@@ -9,6 +9,7 @@ use crate::catalog::SellerTransport;
 use crate::guard::Call;
 use crate::json;
 use crate::ledger::{Ledger, LedgerError, Recoverable};
+use crate::policy::Origin;
 use crate::signer::Signed;
 use crate::upstream::{Endpoint, ToolCall, Upstream, UpstreamError};
 use crate::x402::{self, PayloadError};
@@ -151,7 +152,8 @@ impl Resend {
             }
         }
         let holder = Holder::Recovery { continues: !rounds.is_empty() };
-        Ok(Resend { held: Held { terms: Terms::of_row(payment), lease: lease.clone(), holder }, parcel })
+        let terms = Terms { origin: Origin::of(&parcel.endpoint.url), ..Terms::of_row(payment) };
+        Ok(Resend { held: Held { terms, lease: lease.clone(), holder }, parcel })
     }
 
     /// What is sent, once, and whose answer it is.

@@ -29,7 +29,9 @@ pub(super) enum Attempt {
 impl Courier {
     /// `row` is open or settled, not leased, and its last word is not stored.
     pub(super) async fn recover(self: &Arc<Self>, row: &Payment, rounds: &Rounds, progress: &Progress) -> Attempt {
-        if !row.has_payload || !self.settings.rules.payable.contains(&row.network) {
+        let allowed = self.settings.rules.payable.contains(&row.network)
+            && self.settings.policy.now().payment(&row.unit(), &row.pay_to).is_ok();
+        if !row.has_payload || !allowed {
             return Attempt::NotNow;
         }
         match row.state {

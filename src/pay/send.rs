@@ -18,9 +18,10 @@ use super::output::{CallOutcome, Ending, Extra, SellerOutput};
 use super::parcel::Parcel;
 use super::terms::{Held, Holder, Terms};
 use crate::chain::stellar::Stellar;
-use crate::ledger::{By, Evidence, Ledger, LedgerError, Reason, SettleOutcome, SettleRequest};
+use crate::ledger::{By, Evidence, Ledger, LedgerError, Reason, SetPin, SettleOutcome, SettleRequest};
 use crate::mcp::Progress;
 use crate::money::{Amount, Network, PaymentId};
+use crate::policy::Pinning;
 use crate::ports::World;
 use crate::upstream::{ToolAnswer, Upstream, UpstreamError};
 
@@ -126,7 +127,8 @@ impl Courier {
         answer: &Result<ToolAnswer, UpstreamError>,
     ) -> Option<Result<CallOutcome, PayError>> {
         let row = self.ledger.lookup(&held.terms.agent, By::Id(held.terms.id)).await.ok()??;
-        let held = Held { terms: Terms::of_row(&row), ..held.clone() };
+        let terms = Terms { origin: held.terms.origin.clone(), ..Terms::of_row(&row) };
+        let held = Held { terms, ..held.clone() };
         match judge(&held.terms, answer) {
             Judged::Paid(paid) if held.terms.booked.is_some() => Some(self.record(&held, paid).await),
             _ => None,
@@ -148,7 +150,10 @@ impl Courier {
         let transaction = paid.transaction.as_deref();
         let output = envelope(paid.settled, transaction, Extra::None);
         match self.settle(&paid, terms.id, (paid.settled, transaction), &output).await {
-            Ok(SettleOutcome::Settled) => Ok(outcome(output)),
+            Ok(SettleOutcome::Settled) => {
+                self.pin_recipient(terms);
+                Ok(outcome(output))
+            }
             // Other evidence booked something else before: what is booked is what the agent is told.
             Ok(SettleOutcome::SettledAs { amount, transaction }) => {
                 alert_mismatch(terms.id, "booked");
@@ -173,6 +178,20 @@ impl Courier {
                 Ok(outcome(envelope(paid.settled, transaction, Extra::NotRecorded)))
             }
         }
+    }
+
+    /// The first settled payment of an origin in a unit pins its recipient: a statement that nobody waits for.
+    fn pin_recipient(&self, terms: &Terms) {
+        let Some(origin) = terms.origin.clone() else { return };
+        if self.settings.policy.now().pin_recipients == Pinning::Off {
+            return;
+        }
+        let (ledger, unit, pay_to) = (self.ledger.clone(), terms.unit.clone(), terms.pay_to.clone());
+        self.world.spawn.spawn(Box::pin(async move {
+            if let Err(error) = ledger.set_pin(&origin, &unit, SetPin::First(&pay_to)).await {
+                tracing::warn!(%origin, %error, "the recipient of a first payment could not be pinned");
+            }
+        }));
     }
 
     /// Busy: nothing was done. The money has moved, so this is asked once more before the receipt goes unrecorded.

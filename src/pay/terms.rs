@@ -5,6 +5,7 @@ use serde_json::value::RawValue;
 use super::object::Object;
 use crate::ledger::{Lease, Payment, Reserved};
 use crate::money::{AgentId, Amount, PaymentId, Unit};
+use crate::policy::Origin;
 use crate::x402::assets;
 
 #[derive(Debug, Clone)]
@@ -20,6 +21,8 @@ pub(super) struct Terms {
     pub pay_to: String,
     pub payer: String,
     pub authorized: Amount,
+    /// Where its bytes go; `None` where they are not at hand. The first settled payment pins its recipient to this.
+    pub origin: Option<Origin>,
     /// The settlement that the ledger has already; a seller's receipt can then prove nothing more.
     pub booked: Option<Booked>,
 }
@@ -45,6 +48,7 @@ impl Terms {
             pay_to: quote.offer.pay_to.clone(),
             payer: reserved.authorization.payer.clone(),
             authorized: quote.amount(),
+            origin: Origin::of(&quote.endpoint.url),
             booked: None,
         }
     }
@@ -61,6 +65,7 @@ impl Terms {
             pay_to: row.pay_to.clone(),
             payer: row.authorization.payer.clone(),
             authorized: row.reserved,
+            origin: None,
             booked: row.settled.map(|amount| Booked { amount, transaction: row.transaction.clone() }),
         }
     }

@@ -15,7 +15,9 @@ use url::Url;
 use super::session::{Session, session_id};
 use super::sse::Parser;
 use super::wire::{self, Content, Met, Outgoing};
-use super::{Endpoint, LiveTool, Liveness, OnProgress, Settings, ToolAnswer, ToolCall, UpstreamError, endpoint};
+use super::{
+    Endpoint, LiveTool, Liveness, NOT_ALLOWED, OnProgress, Settings, ToolAnswer, ToolCall, UpstreamError, endpoint,
+};
 use crate::catalog::SellerTransport;
 use crate::http::{Client, Limits, Streaming};
 use crate::json;
@@ -74,10 +76,12 @@ impl Upstream {
         Upstream { inner: Arc::new(Inner { settings, http, next_id: AtomicU64::new(1), sessions, tools }) }
     }
 
-    /// The endpoint that a catalog item or a challenge names, if the rules let it be dialled.
+    /// The endpoint that a catalog item or a challenge names, if today's rules let it be dialled. Every way to a seller
+    /// begins here: the call, the look at a listing, a recovery.
     pub fn endpoint(&self, url: &str, transport: SellerTransport) -> Result<Endpoint, UpstreamError> {
         let mapped = &self.inner.settings.resolved_mcp_endpoints;
         let url = endpoint::resolve(url, mapped, self.inner.http.destination()).map_err(UpstreamError::Refused)?;
+        self.inner.settings.policy.now().origin(&url).map_err(|_| UpstreamError::Refused(NOT_ALLOWED))?;
         Ok(Endpoint { url, transport })
     }
 

@@ -19,6 +19,7 @@ use url::Url;
 use crate::catalog::SellerTransport;
 use crate::http::{Client, Destination, HttpError, Limits, Tls};
 use crate::mcp::Revision;
+use crate::policy::LivePolicy;
 use crate::ports::World;
 
 pub use client::Upstream;
@@ -38,7 +39,12 @@ pub struct Settings {
     pub allow_insecure_local: bool,
     /// `mcp://` identifiers that the operator gave an address.
     pub resolved_mcp_endpoints: BTreeMap<String, Url>,
+    /// The operator's lists of origins.
+    pub policy: LivePolicy,
 }
+
+/// The rule that refuses an endpoint which the operator's lists do not allow.
+pub const NOT_ALLOWED: &str = "not_allowed";
 
 impl Default for Settings {
     fn default() -> Settings {
@@ -50,6 +56,7 @@ impl Default for Settings {
             max_concurrent_connections: 10,
             allow_insecure_local: false,
             resolved_mcp_endpoints: BTreeMap::new(),
+            policy: LivePolicy::default(),
         }
     }
 }

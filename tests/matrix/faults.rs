@@ -6,10 +6,12 @@ use std::sync::{Arc, Mutex};
 
 use serde::{Deserialize, Serialize};
 use tollway::ledger::{
-    Audit, BudgetLine, By, Decision, Event, Filter, Intent, Lease, Ledger, LedgerError, LedgerResult, Limit, OpenRows,
-    Payment, Reason, Recovery, Resolution, Resolved, SettleOutcome, SettleRequest, Subject, Tidied,
+    Applied, Audit, BudgetLine, By, Decision, Event, Filter, Intent, Lease, Ledger, LedgerError, LedgerResult, Limit,
+    LimitList, OpenRows, Payment, Reason, Recovery, Resolution, Resolved, SetPin, SettleOutcome, SettleRequest,
+    Signable, Subject, Tidied,
 };
 use tollway::money::{AgentId, PaymentId, Unit};
+use tollway::policy::{Origin, OriginRule, Pin};
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub enum When {
@@ -152,8 +154,8 @@ impl Ledger for Struck {
     fn budget<'a>(&'a self, agent: &'a AgentId, session: Option<&'a str>) -> LedgerResult<'a, Vec<BudgetLine>> {
         self.through("budget", self.real.budget(agent, session))
     }
-    fn replace_limits<'a>(&'a self, source: &'a str, limits: &'a [Limit]) -> LedgerResult<'a, ()> {
-        self.real.replace_limits(source, limits)
+    fn apply_limits<'a>(&'a self, list: LimitList<'a>) -> LedgerResult<'a, Applied> {
+        self.real.apply_limits(list)
     }
     fn limits(&self) -> LedgerResult<'_, Vec<Limit>> {
         self.real.limits()
@@ -161,7 +163,7 @@ impl Ledger for Struck {
     fn set_limit<'a>(&'a self, limit: &'a Limit) -> LedgerResult<'a, ()> {
         self.real.set_limit(limit)
     }
-    fn suspend<'a>(&'a self, subject: &'a Subject, unit: Option<&'a Unit>) -> LedgerResult<'a, ()> {
+    fn suspend<'a>(&'a self, subject: &'a Subject, unit: Option<&'a Unit>) -> LedgerResult<'a, u64> {
         self.real.suspend(subject, unit)
     }
     fn resume<'a>(&'a self, subject: &'a Subject, unit: Option<&'a Unit>) -> LedgerResult<'a, bool> {
@@ -170,8 +172,23 @@ impl Ledger for Struck {
     fn stopped(&self) -> LedgerResult<'_, Vec<Subject>> {
         self.real.stopped()
     }
-    fn signable<'a>(&'a self, subject: &'a Subject, unit: Option<&'a Unit>) -> LedgerResult<'a, u64> {
+    fn signable<'a>(&'a self, subject: &'a Subject, unit: Option<&'a Unit>) -> LedgerResult<'a, Signable> {
         self.real.signable(subject, unit)
+    }
+    fn origin_rules(&self) -> LedgerResult<'_, Vec<OriginRule>> {
+        self.real.origin_rules()
+    }
+    fn set_origin_rule<'a>(&'a self, origin: &'a Origin, allowed: Option<bool>) -> LedgerResult<'a, bool> {
+        self.real.set_origin_rule(origin, allowed)
+    }
+    fn pins(&self) -> LedgerResult<'_, Vec<Pin>> {
+        self.real.pins()
+    }
+    fn pin<'a>(&'a self, origin: &'a Origin, unit: &'a Unit) -> LedgerResult<'a, Option<Pin>> {
+        self.real.pin(origin, unit)
+    }
+    fn set_pin<'a>(&'a self, origin: &'a Origin, unit: &'a Unit, set: SetPin<'a>) -> LedgerResult<'a, bool> {
+        self.real.set_pin(origin, unit, set)
     }
     fn list<'a>(&'a self, filter: &'a Filter) -> LedgerResult<'a, Vec<Payment>> {
         self.real.list(filter)

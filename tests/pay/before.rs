@@ -1,9 +1,13 @@
 //! Parse to guard: nothing is reserved, nothing is signed, and the seller sees no payment.
 
 use serde_json::json;
+use tokio_util::sync::CancellationToken;
 use tollway::catalog::{Kind, ResourceRef};
+use tollway::ledger::{Ledger as _, SetPin};
+use tollway::money::Unit;
+use tollway::policy::{Origin, Pinning, Policy};
 
-use super::bench::{self, ASSET, Bench, Change, PAY_TO, all, output, result, said};
+use super::bench::{self, ASSET, Bench, Change, NETWORK, PAY_TO, all, output, result, said, with_receipt};
 use super::server::Reply;
 
 /// No row, no payment.
@@ -101,6 +105,104 @@ pub async fn an_address_against_the_rules_is_not_dialled() {
     bench.says(|s| s.unpaid = Some(Reply::Http(307, elsewhere, String::new())));
     assert_eq!(said(&bench.call(json!({})).await).0, "UNTRUSTED_REDIRECT");
     untouched(&bench).await;
+}
+
+#[tokio::test]
+pub async fn an_origin_that_the_operator_does_not_allow_is_not_dialled() {
+    let bench = Bench::new().await;
+    let here = bench.origin();
+    let elsewhere: Origin = "https://seller.example".parse().unwrap();
+    let deny = Policy { deny_origins: [here.clone()].into(), ..Policy::default() };
+    let others_only = Policy { allow_origins: [elsewhere].into(), ..Policy::default() };
+    for policy in [deny, others_only] {
+        bench.policy(policy);
+        let answer = bench.call(json!({})).await;
+        assert_eq!(said(&answer), ("PAYMENT_REJECTED", "not_allowed", "no"));
+        assert_eq!((&answer["details"]["phase"], &answer["details"]["rule"]), (&json!("connect"), &json!("origin")));
+        let look = bench.tool("x402_get_resource", json!({"ref": bench.reference()}), CancellationToken::new()).await;
+        assert!(look.is_ok(), "what is listed may still be read");
+    }
+    assert!(bench.seller.requests().is_empty(), "not even a look at its tools");
+    untouched(&bench).await;
+
+    bench.policy(Policy { allow_origins: [here].into(), ..Policy::default() });
+    assert_eq!(bench.call(json!({})).await["receipt"]["status"], "settled");
+}
+
+#[tokio::test]
+pub async fn an_asset_or_a_recipient_that_the_operator_does_not_allow_is_not_paid() {
+    let bench = Bench::new().await;
+    let (unit, other) = (bench::unit(), Unit { network: NETWORK.parse().unwrap(), asset: "COTHER".parse().unwrap() });
+    let (me, somebody) = (PAY_TO.to_owned(), "GSOMEBODY".to_owned());
+    for (policy, rule) in [
+        (Policy { deny_assets: [unit.clone()].into(), ..Policy::default() }, "asset"),
+        (Policy { allow_assets: [other].into(), ..Policy::default() }, "asset"),
+        (Policy { deny_recipients: [me.clone()].into(), ..Policy::default() }, "recipient"),
+        (Policy { allow_recipients: [somebody].into(), ..Policy::default() }, "recipient"),
+    ] {
+        bench.policy(policy);
+        for maximum in ["20000", "0"] {
+            let answer = bench.call(json!({"maxAtomicAmount": maximum})).await;
+            assert_eq!(said(&answer), ("PAYMENT_REJECTED", "not_allowed", "no"));
+            assert_eq!((&answer["details"]["phase"], &answer["details"]["rule"]), (&json!("guard"), &json!(rule)));
+        }
+    }
+    assert_eq!(bench.signatures(), 0);
+    untouched(&bench).await;
+
+    bench.policy(Policy { allow_assets: [unit].into(), allow_recipients: [me].into(), ..Policy::default() });
+    assert_eq!(bench.call(json!({})).await["receipt"]["status"], "settled");
+}
+
+#[tokio::test]
+pub async fn a_seller_is_paid_where_its_first_settled_payment_went() {
+    const OTHER: &str = "GA7QYNF7SOWQ3GLR2BGMZEHXAVIRZA4KVWLTJJFC7MGXUA74P7UJVSGZ";
+    let pinning = |pin_recipients| Policy { pin_recipients, ..Policy::default() };
+    let bench = Bench::new().await;
+    let moved = || bench.says(|s| s.offer["payTo"] = json!(OTHER));
+    let back = || bench.says(|s| s.offer["payTo"] = json!(PAY_TO));
+    // Each call is another, and is settled by another transaction.
+    let distinct = |n: u32| {
+        let receipt = json!({"success": true, "transaction": format!("{n:064x}"), "network": NETWORK});
+        bench.says(|s| s.paid = Some(result(&with_receipt(output(), &receipt))));
+        json!({"arguments": {"n": n}})
+    };
+    let pin = async || bench.ledger.pin(&bench.origin(), &bench::unit()).await.unwrap().map(|pin| pin.pay_to);
+
+    // Without pinning nothing is kept; and what does not settle pins nothing.
+    assert_eq!(bench.call(distinct(1)).await["receipt"]["status"], "settled");
+    assert_eq!(pin().await, None);
+    bench.policy(pinning(Pinning::Enforce));
+    let second = distinct(2);
+    bench.says(|s| s.paid = Some(result(&output())));
+    assert_eq!(said(&bench.call(second).await).1, "no_receipt");
+    assert_eq!(pin().await, None);
+
+    assert_eq!(bench.call(distinct(3)).await["receipt"]["status"], "settled");
+    // A statement that nobody waits for.
+    while pin().await.is_none() {
+        tokio::time::sleep(std::time::Duration::from_millis(5)).await;
+    }
+    assert_eq!(pin().await.as_deref(), Some(PAY_TO));
+
+    moved();
+    let (signatures, paid) = (bench.signatures(), bench.calls().1);
+    let answer = bench.call(distinct(4)).await;
+    assert_eq!(said(&answer), ("PAYMENT_REJECTED", "recipient_changed", "no"));
+    assert_eq!((&answer["details"]["payTo"], &answer["details"]["pinnedPayTo"]), (&json!(OTHER), &json!(PAY_TO)));
+    assert_eq!((bench.signatures(), bench.calls().1), (signatures, paid));
+    back();
+    assert_eq!(bench.call(distinct(5)).await["receipt"]["status"], "settled");
+
+    // The operator's word, and a policy that only warns.
+    moved();
+    assert!(bench.ledger.set_pin(&bench.origin(), &bench::unit(), SetPin::To(OTHER)).await.unwrap());
+    assert_eq!(bench.call(distinct(6)).await["receipt"]["payTo"], OTHER);
+    back();
+    assert_eq!(said(&bench.call(distinct(7)).await).1, "recipient_changed");
+    bench.policy(pinning(Pinning::Warn));
+    assert_eq!(bench.call(distinct(7)).await["receipt"]["payTo"], PAY_TO);
+    assert_eq!(pin().await.as_deref(), Some(OTHER), "only the first one is pinned");
 }
 
 #[tokio::test]

@@ -29,6 +29,7 @@ use tollway::ledger::{By, Filter, Ledger, Limit, Payment, Subject};
 use tollway::mcp::{Handler, Progress, RequestContext, Revision, RpcError};
 use tollway::money::{AgentId, Amount, Network, PaymentId, Unit};
 use tollway::pay::{Parts, Payer, Settings};
+use tollway::policy::{Origin, Policy};
 use tollway::ports::{Clock, Spawn, World, machine};
 use tollway::sandbox::chain::Account;
 use tollway::signer::Signer;
@@ -425,6 +426,7 @@ impl Bench {
         let upstream = UpstreamSettings {
             timeout: Duration::from_millis(1500),
             allow_insecure_local: allow_local,
+            policy: self.settings.policy.clone(),
             ..UpstreamSettings::default()
         };
         let http = upstream.client(world.clone(), Tls::Plain);
@@ -460,6 +462,16 @@ impl Bench {
     pub fn later(&self, by: Duration) {
         self.place.later(by);
         self.ahead.fetch_add(u64::try_from(by.as_millis()).unwrap(), Ordering::SeqCst);
+    }
+
+    /// What the operator's lists say from now on.
+    pub fn policy(&self, policy: Policy) {
+        self.settings.policy.replace_file(policy);
+    }
+
+    /// The seller's origin, as lists and pins name it.
+    pub fn origin(&self) -> Origin {
+        self.seller.url("").trim_end_matches('/').parse().unwrap()
     }
 
     /// How often the signer was asked for a signature.

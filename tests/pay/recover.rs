@@ -8,8 +8,9 @@ use tokio::sync::Notify;
 use tokio_util::sync::CancellationToken;
 use tollway::ledger::{By, Ledger as _, Payment, State, Subject};
 use tollway::mcp::Handler as _;
+use tollway::policy::Policy;
 
-use super::bench::{self, Bench, Change, TRANSACTION, all, output, receipt, result, said, with_receipt};
+use super::bench::{self, Bench, Change, PAY_TO, TRANSACTION, all, output, receipt, result, said, with_receipt};
 use super::faulty::Fault;
 use super::lookup::{KEY, LEASE};
 use super::server::Reply;
@@ -280,6 +281,24 @@ pub async fn an_address_that_todays_rules_refuse_is_not_dialled_again() {
         assert_eq!(bench.call(key).await["content"], output()["content"], "the lease was given back");
         same_bytes(&bench, 2);
     }
+}
+
+#[tokio::test]
+pub async fn what_todays_lists_do_not_allow_is_not_sent_again() {
+    let key = json!({"idempotencyKey": KEY});
+    let bench = in_doubt(&key).await;
+    for policy in [
+        Policy { deny_origins: [bench.origin()].into(), ..Policy::default() },
+        Policy { deny_recipients: [PAY_TO.to_owned()].into(), ..Policy::default() },
+        Policy { deny_assets: [bench::unit()].into(), ..Policy::default() },
+    ] {
+        bench.policy(policy);
+        assert_eq!(said(&bench.call(key.clone()).await), ("SETTLEMENT_UNKNOWN", "in_doubt", "unknown"));
+        same_bytes(&bench, 1);
+    }
+    bench.policy(Policy::default());
+    assert_eq!(bench.call(key).await["receipt"]["status"], "settled");
+    same_bytes(&bench, 2);
 }
 
 #[tokio::test]

@@ -8,6 +8,7 @@ use std::sync::{Arc, Mutex};
 
 use tollway::ledger::*;
 use tollway::money::{AgentId, PaymentId, Unit};
+use tollway::policy::{Origin, OriginRule, Pin};
 
 use super::owners::Owners;
 use super::world::{Ctx, lock};
@@ -303,8 +304,8 @@ impl Ledger for SimLedger {
     fn budget<'a>(&'a self, agent: &'a AgentId, session: Option<&'a str>) -> LedgerResult<'a, Vec<BudgetLine>> {
         Box::pin(self.run("budget", self.inner.budget(agent, session)))
     }
-    fn replace_limits<'a>(&'a self, source: &'a str, limits: &'a [Limit]) -> LedgerResult<'a, ()> {
-        Box::pin(self.run("replace_limits", self.inner.replace_limits(source, limits)))
+    fn apply_limits<'a>(&'a self, list: LimitList<'a>) -> LedgerResult<'a, Applied> {
+        Box::pin(self.run("apply_limits", self.inner.apply_limits(list)))
     }
     fn limits(&self) -> LedgerResult<'_, Vec<Limit>> {
         Box::pin(self.run("limits", self.inner.limits()))
@@ -312,7 +313,7 @@ impl Ledger for SimLedger {
     fn set_limit<'a>(&'a self, limit: &'a Limit) -> LedgerResult<'a, ()> {
         Box::pin(self.run("set_limit", self.inner.set_limit(limit)))
     }
-    fn suspend<'a>(&'a self, subject: &'a Subject, unit: Option<&'a Unit>) -> LedgerResult<'a, ()> {
+    fn suspend<'a>(&'a self, subject: &'a Subject, unit: Option<&'a Unit>) -> LedgerResult<'a, u64> {
         Box::pin(self.run("suspend", self.inner.suspend(subject, unit)))
     }
     fn resume<'a>(&'a self, subject: &'a Subject, unit: Option<&'a Unit>) -> LedgerResult<'a, bool> {
@@ -321,8 +322,23 @@ impl Ledger for SimLedger {
     fn stopped(&self) -> LedgerResult<'_, Vec<Subject>> {
         Box::pin(self.run("stopped", self.inner.stopped()))
     }
-    fn signable<'a>(&'a self, subject: &'a Subject, unit: Option<&'a Unit>) -> LedgerResult<'a, u64> {
+    fn signable<'a>(&'a self, subject: &'a Subject, unit: Option<&'a Unit>) -> LedgerResult<'a, Signable> {
         Box::pin(self.run("signable", self.inner.signable(subject, unit)))
+    }
+    fn origin_rules(&self) -> LedgerResult<'_, Vec<OriginRule>> {
+        Box::pin(self.run("origin_rules", self.inner.origin_rules()))
+    }
+    fn set_origin_rule<'a>(&'a self, origin: &'a Origin, allowed: Option<bool>) -> LedgerResult<'a, bool> {
+        Box::pin(self.run("set_origin_rule", self.inner.set_origin_rule(origin, allowed)))
+    }
+    fn pins(&self) -> LedgerResult<'_, Vec<Pin>> {
+        Box::pin(self.run("pins", self.inner.pins()))
+    }
+    fn pin<'a>(&'a self, origin: &'a Origin, unit: &'a Unit) -> LedgerResult<'a, Option<Pin>> {
+        Box::pin(self.run("pin", self.inner.pin(origin, unit)))
+    }
+    fn set_pin<'a>(&'a self, origin: &'a Origin, unit: &'a Unit, set: SetPin<'a>) -> LedgerResult<'a, bool> {
+        Box::pin(self.run("set_pin", self.inner.set_pin(origin, unit, set)))
     }
     fn list<'a>(&'a self, filter: &'a Filter) -> LedgerResult<'a, Vec<Payment>> {
         Box::pin(self.run("list", self.inner.list(filter)))

@@ -249,7 +249,7 @@ async fn story(seed: u64, options: Options, workshop: &Workshop, path: &Path) ->
             let agent = AGENTS[world_.range(0, 2) as usize];
             let subject = Subject::Agent(agent.parse().expect("an agent"));
             world_.trace(&format!("the operator suspends {agent}"));
-            world_.still(judges.suspend(&subject, None)).expect("suspends");
+            let _since = world_.still(judges.suspend(&subject, None)).expect("suspends");
             let from = world_.unix_ms();
             sleep(Duration::from_millis(world_.range(5_000, 60_000))).await;
             world_.trace(&format!("the operator resumes {agent}"));

@@ -8,8 +8,10 @@ use super::tx::{Fault, fault};
 use super::wire::{COMMIT, Session, Wire};
 use crate::ledger::LedgerError;
 
-const MIGRATIONS: &[(i64, &str, &str)] =
-    &[(1, "buyer ledger", include_str!("../../../migrations/postgres/0001_buyer_ledger.sql"))];
+const MIGRATIONS: &[(i64, &str, &str)] = &[
+    (1, "buyer ledger", include_str!("../../../migrations/postgres/0001_buyer_ledger.sql")),
+    (2, "limit lists", include_str!("../../../migrations/postgres/0002_limit_lists.sql")),
+];
 
 /// As `sqlx migrate` makes it.
 const TABLE: &str = "CREATE TABLE IF NOT EXISTS _sqlx_migrations (version BIGINT PRIMARY KEY, description TEXT NOT NULL, \

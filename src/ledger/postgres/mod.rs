@@ -8,6 +8,7 @@ mod close;
 mod database;
 mod migrate;
 mod operator;
+mod policy;
 mod recover;
 mod reserve;
 mod rows;
@@ -244,8 +245,8 @@ impl Ledger for PostgresLedger {
     fn budget<'a>(&'a self, agent: &'a AgentId, session: Option<&'a str>) -> LedgerResult<'a, Vec<BudgetLine>> {
         Box::pin(self.do_budget(agent, session))
     }
-    fn replace_limits<'a>(&'a self, source: &'a str, limits: &'a [Limit]) -> LedgerResult<'a, ()> {
-        Box::pin(self.do_replace_limits(source, limits))
+    fn apply_limits<'a>(&'a self, list: LimitList<'a>) -> LedgerResult<'a, Applied> {
+        Box::pin(self.do_apply_limits(list))
     }
     fn limits(&self) -> LedgerResult<'_, Vec<Limit>> {
         Box::pin(self.do_limits())
@@ -253,7 +254,7 @@ impl Ledger for PostgresLedger {
     fn set_limit<'a>(&'a self, limit: &'a Limit) -> LedgerResult<'a, ()> {
         Box::pin(self.do_set_limit(limit))
     }
-    fn suspend<'a>(&'a self, subject: &'a Subject, unit: Option<&'a Unit>) -> LedgerResult<'a, ()> {
+    fn suspend<'a>(&'a self, subject: &'a Subject, unit: Option<&'a Unit>) -> LedgerResult<'a, u64> {
         Box::pin(self.do_suspend(subject, unit))
     }
     fn resume<'a>(&'a self, subject: &'a Subject, unit: Option<&'a Unit>) -> LedgerResult<'a, bool> {
@@ -262,8 +263,23 @@ impl Ledger for PostgresLedger {
     fn stopped(&self) -> LedgerResult<'_, Vec<Subject>> {
         Box::pin(self.do_stopped())
     }
-    fn signable<'a>(&'a self, subject: &'a Subject, unit: Option<&'a Unit>) -> LedgerResult<'a, u64> {
+    fn signable<'a>(&'a self, subject: &'a Subject, unit: Option<&'a Unit>) -> LedgerResult<'a, Signable> {
         Box::pin(self.do_signable(subject, unit))
+    }
+    fn origin_rules(&self) -> LedgerResult<'_, Vec<OriginRule>> {
+        Box::pin(self.do_origin_rules())
+    }
+    fn set_origin_rule<'a>(&'a self, origin: &'a Origin, allowed: Option<bool>) -> LedgerResult<'a, bool> {
+        Box::pin(self.do_set_origin_rule(origin, allowed))
+    }
+    fn pins(&self) -> LedgerResult<'_, Vec<Pin>> {
+        Box::pin(self.do_pins())
+    }
+    fn pin<'a>(&'a self, origin: &'a Origin, unit: &'a Unit) -> LedgerResult<'a, Option<Pin>> {
+        Box::pin(self.do_pin(origin, unit))
+    }
+    fn set_pin<'a>(&'a self, origin: &'a Origin, unit: &'a Unit, set: SetPin<'a>) -> LedgerResult<'a, bool> {
+        Box::pin(self.do_set_pin(origin, unit, set))
     }
     fn list<'a>(&'a self, filter: &'a Filter) -> LedgerResult<'a, Vec<Payment>> {
         Box::pin(self.do_list(filter))

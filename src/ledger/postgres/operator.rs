@@ -11,8 +11,11 @@ use super::rows::{self, EVENT, HELD, LIMIT, bytes, flag, get, int, parsed, selec
 use super::tx::{Fault, Gate, Tx, attempts};
 use super::{PostgresLedger, windows};
 use crate::ledger::audit::Auditor;
-use crate::ledger::limits::{WindowKey, warn_when_replaced};
-use crate::ledger::{Audit, BudgetLine, Event, Filter, LedgerError, Limit, Payment, State, Subject, clock};
+use crate::ledger::limits::{WindowKey, same_limits, settled_already};
+use crate::ledger::{
+    Applied, Audit, BudgetLine, Event, Filter, LedgerError, Limit, LimitList, ON_THE_WAY_MS, Payment, Signable, State,
+    Subject, clock,
+};
 use crate::money::{AgentId, Amount, Asset, Network, PaymentId, Unit};
 
 /// Most rows that one list shows.
@@ -67,28 +70,38 @@ impl PostgresLedger {
         Ok(lines)
     }
 
-    pub(super) async fn do_replace_limits(&self, source: &str, limits: &[Limit]) -> Result<(), LedgerError> {
-        let before: Vec<Limit> = attempts!(tries = repeatable, self.try_replace_limits(source, limits))?;
-        warn_when_replaced(source, &before, limits);
-        Ok(())
+    pub(super) async fn do_apply_limits(&self, list: LimitList<'_>) -> Result<Applied, LedgerError> {
+        attempts!(tries = repeatable, self.try_apply_limits(list))
     }
 
-    /// What they replace.
-    async fn try_replace_limits(&self, source: &str, limits: &[Limit]) -> Result<Vec<Limit>, Fault> {
+    async fn try_apply_limits(&self, list: LimitList<'_>) -> Result<Applied, Fault> {
+        let source = list.source;
         let tx = self.begin(Gate::Limits).await?;
+        let stored = tx.row("SELECT version FROM limit_lists WHERE source = $1", &[text(&source)]).await?;
+        let stored = stored.as_ref().map_or(Ok(0), |row| unsigned(get(row, "version")?))?;
         let sql = format!("SELECT {LIMIT}, version FROM spend_limits WHERE source = $1");
         let (mut before, mut version) = (Vec::new(), 0);
         for row in &tx.rows(&sql, &[text(&source)]).await? {
             version = version.max(get::<i64>(row, "version")?);
             before.extend(rows::limit(row)?.1);
         }
+        if let Some(already) = settled_already(&list, stored, &before) {
+            tx.commit().await?;
+            return Ok(already);
+        }
         // A stop in all units is the operator's and no part of any list.
         tx.run("DELETE FROM spend_limits WHERE source = $1 AND network <> '*'", &[text(&source)]).await?;
-        for limit in limits {
+        for limit in list.limits {
             insert_limit(&tx, limit, source, limit.suspended, version.saturating_add(1)).await?;
         }
+        tx.run_one(
+            "INSERT INTO limit_lists (source, version, updated) VALUES ($1, $2, $3) ON CONFLICT (source) \
+             DO UPDATE SET version = excluded.version, updated = excluded.updated",
+            &[text(&source), int(&signed(list.version)), int(&signed(tx.now))],
+        )
+        .await?;
         tx.commit().await?;
-        Ok(before)
+        Ok(Applied::Written { replaced: !before.is_empty() && !same_limits(&before, list.limits) })
     }
 
     pub(super) async fn do_limits(&self) -> Result<Vec<Limit>, LedgerError> {
@@ -136,9 +149,14 @@ impl PostgresLedger {
 
     /// The rows are committed first; then the gate is taken alone, so every decision that may not have seen them is over.
     /// A replica that stopped in the middle of one is cut off by the database.
-    pub(super) async fn do_suspend(&self, subject: &Subject, unit: Option<&Unit>) -> Result<(), LedgerError> {
+    pub(super) async fn do_suspend(&self, subject: &Subject, unit: Option<&Unit>) -> Result<u64, LedgerError> {
         attempts!(tries = repeatable, self.write_stop(subject, unit))?;
-        attempts!(tries = repeatable, async { self.begin(Gate::Exclusive).await?.commit().await })
+        attempts!(tries = repeatable, async {
+            let tx = self.begin(Gate::Exclusive).await?;
+            let since = tx.now;
+            tx.commit().await?;
+            Ok::<_, Fault>(since)
+        })
     }
 
     async fn write_stop(&self, subject: &Subject, unit: Option<&Unit>) -> Result<(), Fault> {
@@ -178,7 +196,7 @@ impl PostgresLedger {
         })
     }
 
-    pub(super) async fn do_signable(&self, subject: &Subject, unit: Option<&Unit>) -> Result<u64, LedgerError> {
+    pub(super) async fn do_signable(&self, subject: &Subject, unit: Option<&Unit>) -> Result<Signable, LedgerError> {
         let (network, asset) = unit_words(unit);
         let agent = match subject {
             Subject::Agent(agent) => Some(agent.as_str()),
@@ -188,13 +206,20 @@ impl PostgresLedger {
             let tx = self.begin(Gate::None).await?;
             let row = tx
                 .row(
-                    "SELECT count(*) AS signable FROM payments WHERE state = 'reserved' AND sign_before >= $1 \
+                    "SELECT count(*) FILTER (WHERE state = 'reserved' AND sign_before >= $1) AS signable, \
+                     COALESCE(max(sign_before) FILTER (WHERE state = 'reserved' AND sign_before >= $1), 0) AS until, \
+                     count(*) AS open FROM payments WHERE state IN ('reserved', 'in_doubt') \
                      AND ($2 IS NULL OR agent = $2) AND ($3 = '*' OR network = $3 AND asset = $4)",
-                    &[int(&signed(tx.now)), text(&agent), text(&network), text(&asset)],
+                    &[int(&signed(tx.now.saturating_sub(ON_THE_WAY_MS))), text(&agent), text(&network), text(&asset)],
                 )
                 .await?;
+            let now = tx.now;
             tx.commit().await?;
-            Ok::<_, Fault>(row.as_ref().map_or(Ok(0), |row| unsigned(get(row, "signable")?))?)
+            let Some(row) = row else { return Ok(Signable::default()) };
+            let figure = |name| unsigned(get(&row, name)?);
+            let (count, until) = (figure("signable")?, figure("until")?);
+            let for_ms = if count == 0 { 0 } else { (until + ON_THE_WAY_MS).saturating_sub(now) };
+            Ok::<_, Fault>(Signable { count, for_ms, open: figure("open")? })
         })
     }
 

@@ -10,8 +10,11 @@ use super::reserve::effective;
 use super::rows::{self, get, parsed, select_payments, signed, unsigned};
 use super::{SqliteLedger, Writing, now, unavailable};
 use crate::ledger::audit::Auditor;
-use crate::ledger::limits::{Window, WindowKey, warn_when_replaced};
-use crate::ledger::{Audit, BudgetLine, Event, Filter, LedgerError, Limit, Payment, State, Subject, clock};
+use crate::ledger::limits::{Window, WindowKey, same_limits, settled_already};
+use crate::ledger::{
+    Applied, Audit, BudgetLine, Event, Filter, LedgerError, Limit, LimitList, ON_THE_WAY_MS, Payment, Signable, State,
+    Subject, clock,
+};
 use crate::money::{AgentId, Amount, Asset, Network, PaymentId, Unit};
 
 /// Most rows that one list shows.
@@ -66,9 +69,15 @@ impl SqliteLedger {
         Ok(lines)
     }
 
-    pub(super) async fn do_replace_limits(&self, source: &str, limits: &[Limit]) -> Result<(), LedgerError> {
+    pub(super) async fn do_apply_limits(&self, list: LimitList<'_>) -> Result<Applied, LedgerError> {
+        let source = list.source;
         let mut connection = self.connection().await?;
         let mut w = Writing::begin(&mut connection, &self.world).await?;
+        let stored: Option<i64> = sqlx::query_scalar("SELECT version FROM limit_lists WHERE source = ?1")
+            .bind(source)
+            .fetch_optional(&mut *w.tx)
+            .await
+            .map_err(unavailable)?;
         let found = sqlx::query("SELECT * FROM spend_limits WHERE source = ?1")
             .bind(source)
             .fetch_all(&mut *w.tx)
@@ -79,18 +88,31 @@ impl SqliteLedger {
             version = version.max(get::<i64>(row, "version")?);
             before.extend(rows::limit(row)?.1);
         }
+        if let Some(already) = settled_already(&list, stored.map_or(Ok(0), unsigned)?, &before) {
+            w.commit().await?;
+            return Ok(already);
+        }
         // A stop in all units is the operator's and no part of any list.
         sqlx::query("DELETE FROM spend_limits WHERE source = ?1 AND network <> '*'")
             .bind(source)
             .execute(&mut *w.tx)
             .await
             .map_err(unavailable)?;
-        for limit in limits {
+        for limit in list.limits {
             insert_limit(&mut w, limit, source, limit.suspended, version.saturating_add(1)).await?;
         }
+        sqlx::query(
+            "INSERT INTO limit_lists (source, version, updated) VALUES (?1, ?2, ?3) ON CONFLICT (source) \
+             DO UPDATE SET version = excluded.version, updated = excluded.updated",
+        )
+        .bind(source)
+        .bind(signed(list.version))
+        .bind(signed(w.now))
+        .execute(&mut *w.tx)
+        .await
+        .map_err(unavailable)?;
         w.commit().await?;
-        warn_when_replaced(source, &before, limits);
-        Ok(())
+        Ok(Applied::Written { replaced: !before.is_empty() && !same_limits(&before, list.limits) })
     }
 
     pub(super) async fn do_limits(&self) -> Result<Vec<Limit>, LedgerError> {
@@ -130,14 +152,16 @@ impl SqliteLedger {
     }
 
     /// SQLite has one writer: when this has committed, no earlier decision is under way.
-    pub(super) async fn do_suspend(&self, subject: &Subject, unit: Option<&Unit>) -> Result<(), LedgerError> {
+    pub(super) async fn do_suspend(&self, subject: &Subject, unit: Option<&Unit>) -> Result<u64, LedgerError> {
         let mut connection = self.connection().await?;
         let mut w = Writing::begin(&mut connection, &self.world).await?;
+        let since = w.now;
         let stop = "INSERT INTO spend_limits (subject, network, asset, source, suspended, updated) \
              VALUES (?1, ?2, ?3, 'operator', 1, ?4) ON CONFLICT (subject, network, asset, source) \
              DO UPDATE SET suspended = 1, version = version + 1, updated = excluded.updated";
         operator_row(&mut w, stop, subject, unit).await?;
-        w.commit().await
+        w.commit().await?;
+        Ok(since)
     }
 
     pub(super) async fn do_resume(&self, subject: &Subject, unit: Option<&Unit>) -> Result<bool, LedgerError> {
@@ -158,20 +182,21 @@ impl SqliteLedger {
         Ok(resumed == 1)
     }
 
-    pub(super) async fn do_signable(&self, subject: &Subject, unit: Option<&Unit>) -> Result<u64, LedgerError> {
+    pub(super) async fn do_signable(&self, subject: &Subject, unit: Option<&Unit>) -> Result<Signable, LedgerError> {
         let (network, asset) = unit_words(unit);
         let agent = match subject {
             Subject::Agent(agent) => Some(agent.as_str()),
             Subject::EachAgent | Subject::Total => None,
         };
         let mut connection = self.connection().await?;
-        let w = Writing::begin(&mut connection, &self.world).await?;
-        let Writing { mut tx, now } = w;
-        let count: i64 = sqlx::query_scalar(
-            "SELECT count(*) FROM payments WHERE state = 'reserved' AND sign_before >= ?1 AND (?2 IS NULL OR agent = ?2) \
+        let Writing { mut tx, now } = Writing::begin(&mut connection, &self.world).await?;
+        let (count, until, open): (i64, i64, i64) = sqlx::query_as(
+            "SELECT count(*) FILTER (WHERE state = 'reserved' AND sign_before >= ?1), \
+             COALESCE(max(sign_before) FILTER (WHERE state = 'reserved' AND sign_before >= ?1), 0), count(*) \
+             FROM payments WHERE state IN ('reserved', 'in_doubt') AND (?2 IS NULL OR agent = ?2) \
              AND (?3 = '*' OR network = ?3 AND asset = ?4)",
         )
-        .bind(signed(now))
+        .bind(signed(now.saturating_sub(ON_THE_WAY_MS)))
         .bind(agent)
         .bind(network)
         .bind(asset)
@@ -179,7 +204,9 @@ impl SqliteLedger {
         .await
         .map_err(unavailable)?;
         tx.commit().await.map_err(unavailable)?;
-        unsigned(count)
+        let (count, until) = (unsigned(count)?, unsigned(until)?);
+        let for_ms = if count == 0 { 0 } else { (until + ON_THE_WAY_MS).saturating_sub(now) };
+        Ok(Signable { count, for_ms, open: unsigned(open)? })
     }
 
     pub(super) async fn do_list(&self, filter: &Filter) -> Result<Vec<Payment>, LedgerError> {

@@ -188,6 +188,11 @@ async fn an_agent_sees_its_own_budget() {
 }
 
 #[tokio::test]
+async fn lists_of_limits_have_versions_and_origins_have_rules_and_pins() {
+    table::policy(bench().await).await;
+}
+
+#[tokio::test]
 async fn the_operator_sets_stops_and_sees() {
     table::operator(bench().await).await;
 }

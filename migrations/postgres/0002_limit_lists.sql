@@ -1,0 +1,6 @@
+-- The version of the list that the rows of a source are: an older list does not replace a newer one. No row is version 0.
+CREATE TABLE limit_lists (
+    source  TEXT COLLATE "C" NOT NULL PRIMARY KEY CHECK (source IN ('file', 'resource', 'operator')),
+    version BIGINT NOT NULL CHECK (version >= 0),
+    updated BIGINT NOT NULL
+);
