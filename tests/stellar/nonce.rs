@@ -89,6 +89,29 @@ async fn a_used_nonce_is_found_while_its_entry_lives_and_in_the_history_after_it
     }
 }
 
+/// A node that ran ahead when the payment was reserved: the row's own ledger number is too high, and the use is one.
+#[tokio::test]
+async fn a_use_before_the_ledger_that_a_node_named_at_the_reservation_is_a_use() {
+    let local = local();
+    let stellar = local.honest().await;
+    let draft = local.draft(&stellar);
+    let transaction = stellar.prepare(&signed_by(&local.payer, draft.clone())).await.unwrap();
+    let hash = local.submit(&transaction).await;
+    let ledger = local.here().sequence;
+    assert_eq!(read(&stellar, &draft, ledger + 5).await, NonceReading::Used { ledger: ledger.into() });
+    let transfer = draft.transfer();
+    let question = NonceQuestion {
+        payer: &transfer.payer,
+        pay_to: &transfer.pay_to,
+        asset: &transfer.asset,
+        nonce: draft.nonce(),
+        expiration: draft.expiration(),
+        reserved_at: ledger + 5,
+        reserved_ms: 0,
+    };
+    assert_eq!(stellar.transaction_of(question, ledger).await, Some(hash));
+}
+
 /// What goes to the asset's issuer is burnt: no transfer event tells of it, and yet it was paid.
 #[tokio::test]
 async fn a_payment_to_the_assets_issuer_is_in_the_history_too() {

@@ -54,9 +54,8 @@ impl Stellar {
         let (mut latest, mut impossible) = (Vec::new(), None);
         for look in &looks {
             match look {
-                Look::Present { ledger, at }
-                    if (question.reserved_at..=question.expiration.min(*at)).contains(ledger) =>
-                {
+                // Not before S is no condition: S is what an RPC said, and one that ran ahead would hide a use for ever.
+                Look::Present { ledger, at } if *ledger <= question.expiration.min(*at) => {
                     return NonceReading::Used { ledger: u64::from(*ledger) };
                 }
                 Look::Present { ledger, .. } => {
