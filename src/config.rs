@@ -3,6 +3,7 @@
 //! YAML names, never from the YAML itself.
 
 pub mod file;
+mod auth;
 mod http;
 mod keys;
 mod limits;
@@ -24,6 +25,7 @@ use std::time::Duration;
 use url::Url;
 use zeroize::Zeroizing;
 
+pub use auth::{ApiServer, Auth, KeysFile, KubernetesSettings, parse_keys};
 pub use http::Http;
 pub use keys::KeyRingSource;
 pub use networks::{NetworkConfig, PayableNetworks};
@@ -38,7 +40,7 @@ pub use watch::{Look, Watched};
 use crate::ledger::Limit;
 use crate::money::{AgentId, Amount, Network};
 use crate::policy::Policy;
-use crate::seal::{KeyRing, SealError};
+use crate::seal::{self, KeyRing, SealError};
 use crate::signer::keystore::{Keystore, KeystoreError};
 
 /// One sentence: the field, what was found there, and what to write instead.
@@ -87,6 +89,10 @@ pub trait Source {
     fn key_ring(&self, path: &Path) -> Result<KeyRing, SealError> {
         KeyRing::load(path)
     }
+    /// A file of bearer keys, refused likewise.
+    fn keys_file(&self, path: &Path) -> Result<Zeroizing<String>, SealError> {
+        seal::read_private(path, 0o027, auth::MAX_KEYS_BYTES)
+    }
     /// A keystore file, refused likewise.
     fn keystore(&self, path: &Path) -> Result<Keystore, KeystoreError> {
         Keystore::read(path)
@@ -110,6 +116,7 @@ pub struct Config {
     pub catalog_url: Url,
     pub catalog_timeout: Duration,
     pub http: Http,
+    pub auth: Auth,
     /// `None`: no probe listener.
     pub probe: Option<Probe>,
     pub signer: SignerMode,
@@ -176,11 +183,12 @@ pub fn parse(text: &str, transport: Option<Transport>, source: &dyn Source) -> R
             return refuse("transport", format!("{other:?} is unknown: write stdio or streamable-http"));
         }
     };
-    let http = http::http(file.http, transport, source)?;
-    let signer = signer::signer(&file.signer, transport, http.api_keys.is_some(), source)?;
+    let auth = auth::auth(&file.http, file.auth, transport, file.network_security.allow_insecure_local, source)?;
+    let http = http::http(file.http, source)?;
+    let signer = signer::signer(&file.signer, transport, auth.is_on(), source)?;
     let networks = networks::networks(file.networks, file.network_security.allow_insecure_local)?;
     let store = store::store(&file.budget, signer.can_pay(), source)?;
-    let payable = PayableNetworks::parse(&networks, &signer, transport, http.api_keys.is_some(), &store)?;
+    let payable = PayableNetworks::parse(&networks, &signer, transport, auth.is_on(), &store)?;
     for network in payable.iter() {
         if networks.get(network).is_none_or(|n| n.rpc_urls.is_empty()) {
             return refuse(
@@ -203,6 +211,7 @@ pub fn parse(text: &str, transport: Option<Transport>, source: &dyn Source) -> R
         catalog_url: operator_url("facilitator.base_url", &base_url)?,
         catalog_timeout: millis("facilitator.request_timeout_ms", request_timeout_ms, 10_000, 100, 120_000)?,
         http,
+        auth,
         probe,
         signer,
         sign_within: millis("signer.sign_within_ms", sign_within_ms, 10_000, 100, 60_000)?,

@@ -2,6 +2,8 @@
 
 mod architecture;
 #[cfg(feature = "sandbox")]
+mod auth;
+#[cfg(feature = "sandbox")]
 mod catalog;
 #[cfg(feature = "roles")]
 mod mcp;

@@ -1,6 +1,7 @@
 //! The MCP server for agents: five tools (two without a signer), and the one map from error to tool result.
 
 mod args;
+pub mod auth;
 pub mod errors;
 mod next;
 pub mod reload;

@@ -10,6 +10,7 @@ use tokio_util::sync::CancellationToken;
 use zeroize::Zeroizing;
 
 use super::AgentTools;
+use super::auth::{self, TokenReviews};
 use super::reload::{self, Reload};
 use crate::catalog::Catalog;
 use crate::chain::stellar::{self, Stellar};
@@ -17,7 +18,7 @@ use crate::config::{Config, KeyRingSource, Machine, NetworkConfig, NetworkSecuri
 use crate::guard::Rules;
 use crate::http::{self, Client, Destination};
 use crate::ledger::{Ledger, LedgerError, PostgresLedger, SqliteLedger, postgres};
-use crate::mcp::{self, Authenticator};
+use crate::mcp;
 use crate::money::Network;
 use crate::pay::{Parts, Payer, Settings, Sweep, SweepParts, SweepSettings};
 use crate::policy::LivePolicy;
@@ -47,6 +48,9 @@ pub struct Server {
     pub policy: LivePolicy,
     ring: KeyRing,
     world: World,
+    /// For destinations that the operator wrote.
+    operator: Client,
+    reviews: Option<Arc<TokenReviews>>,
 }
 
 #[derive(Clone)]
@@ -99,7 +103,7 @@ impl Server {
         let upstream = Upstream::new(agent_driven, world.clone(), client);
         let paying = match &config.signer {
             SignerMode::None => None,
-            mode => Some(paying(config, mode, world, operator, &catalog, &upstream, (&ring, &policy)).await?),
+            mode => Some(paying(config, mode, world, operator.clone(), &catalog, &upstream, (&ring, &policy)).await?),
         };
         let local = match config.transport {
             Transport::Stdio => Some(config.stdio_agent.clone()),
@@ -107,7 +111,10 @@ impl Server {
         };
         let payer = paying.as_ref().map(|p| p.payer.clone());
         let tools = Arc::new(AgentTools::new(catalog.clone(), payer, local).probing(upstream));
-        Ok(Server { tools, catalog, paying, policy, ring, world: world.clone() })
+        let reviews = config.auth.kubernetes.as_ref().map(TokenReviews::new).transpose();
+        let reviews =
+            reviews.map_err(|problem| StartError::Config(format!("auth.kubernetes: {problem}")))?.map(Arc::new);
+        Ok(Server { tools, catalog, paying, policy, ring, world: world.clone(), operator, reviews })
     }
 
     /// Ends what calls left open: every process that can pay runs one.
@@ -129,10 +136,8 @@ impl Server {
 
     /// `/mcp` and `/healthz`.
     pub fn router(&self, config: &Config, shutdown: CancellationToken) -> axum::Router {
-        let authenticator = match &config.http.api_keys {
-            None => Authenticator::Public,
-            Some(keys) => Authenticator::keys(keys.clone()),
-        };
+        let authenticator =
+            auth::authenticator(&config.auth, self.reviews.clone(), &self.operator, &self.world, &shutdown);
         let payments = match &self.paying {
             None => "disabled",
             Some(paying) if !paying.limited => "degraded: no limit is configured, so every paid call is refused",
@@ -151,6 +156,8 @@ impl Server {
         let mut settings = mcp::Settings::new(self.world.clone(), self.ring.clone(), shutdown);
         settings.allowed_hosts = config.http.allowed_hosts.clone();
         settings.allowed_origins = config.http.allowed_origins.clone();
+        settings.rate_limit = config.http.rate_limit;
+        settings.resource = config.auth.resource.clone();
         settings.max_body_bytes = config.http.max_body_bytes;
         settings.max_concurrent_requests = config.http.max_concurrent_requests;
         settings.drain = config.http.drain;

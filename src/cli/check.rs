@@ -73,13 +73,7 @@ fn read(config: &Config) -> Vec<Finding> {
     say("transport", Verdict::Ok, transport);
     say("catalog", Verdict::Ok, config.catalog_url.to_string());
     if config.transport == Transport::Remote {
-        match &config.http.api_keys {
-            None => say("callers", Verdict::Ok, "everybody: no bearer key is configured".into()),
-            Some(keys) => {
-                let names: BTreeSet<&str> = keys.names().map(|name| name.as_str()).collect();
-                say("callers", Verdict::Ok, names.into_iter().collect::<Vec<_>>().join(", "));
-            }
-        }
+        callers(config, &mut say);
         if !config.http.bind.is_loopback() && config.http.allowed_hosts.is_empty() {
             let detail = "http.allowed_hosts is empty: every request that does not name localhost is refused";
             say("hosts", Verdict::Warning, detail.into());
@@ -153,6 +147,42 @@ fn read(config: &Config) -> Vec<Finding> {
         say(&format!("limit on {}", limit.unit.network), Verdict::Ok, format!("{whom}: {}", figures.join(", ")));
     }
     findings
+}
+
+fn callers(config: &Config, say: &mut dyn FnMut(&str, Verdict, String)) {
+    let auth = &config.auth;
+    if !auth.is_on() {
+        say("callers", Verdict::Ok, "everybody: neither keys nor tokens are configured".into());
+    }
+    if let Some(keys) = &auth.keys {
+        let names: BTreeSet<&str> = keys.names().map(|name| name.as_str()).collect();
+        let names = names.into_iter().collect::<Vec<_>>().join(", ");
+        let from = auth.keys_file.as_ref().map(|file| format!(" ({}, read again on change)", file.path.display()));
+        say("callers", Verdict::Ok, format!("keys: {names}{}", from.unwrap_or_default()));
+    }
+    if let Some(jwt) = &auth.jwt {
+        let name = format!("{}<{}>", jwt.agent_prefix, jwt.identity_claim);
+        say("callers", Verdict::Ok, format!("tokens of {}, as {name}", jwt.issuer));
+        if !jwt.agent_prefix.ends_with(':') && (auth.keys.is_some() || auth.kubernetes.is_some()) {
+            let detail = "auth.jwt.agent_prefix does not end in a colon: a token can have the name, and the budget, of a \
+                          key or a service account";
+            say("callers", Verdict::Warning, detail.into());
+        }
+    }
+    if let Some(kubernetes) = &auth.kubernetes {
+        let server = kubernetes.api_server.as_ref().map_or("this cluster".to_owned(), |server| server.url.to_string());
+        say(
+            "callers",
+            Verdict::Ok,
+            format!("service accounts of {server}, as system:serviceaccount:<namespace>:<name>"),
+        );
+    }
+    let total = config.limits.iter().any(|limit| limit.subject == Subject::Total);
+    if config.signer.can_pay() && (auth.jwt.is_some() || auth.kubernetes.is_some()) && !total {
+        let detail = "whoever gets a token is an agent with a budget of its own, and budget.total is not set: nothing \
+                      bounds what all of them spend together";
+        say("callers", Verdict::Warning, detail.into());
+    }
 }
 
 async fn online(config: &Config, findings: &mut Vec<Finding>) {

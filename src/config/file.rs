@@ -15,6 +15,8 @@ pub struct File {
     pub http: Http,
     pub probe: Option<Probe>,
     #[serde(default)]
+    pub auth: Auth,
+    #[serde(default)]
     pub signer: Signer,
     #[serde(default)]
     pub networks: BTreeMap<String, Network>,
@@ -47,6 +49,10 @@ pub struct Http {
     pub bind: Option<String>,
     pub port: Option<u16>,
     pub api_keys_env: Option<String>,
+    pub api_keys_file: Option<String>,
+    pub api_keys_reload_ms: Option<u64>,
+    pub public_url: Option<String>,
+    pub rate_limit: Option<RateLimit>,
     #[serde(default)]
     pub allowed_hosts: Vec<String>,
     #[serde(default)]
@@ -55,6 +61,47 @@ pub struct Http {
     pub max_concurrent_requests: Option<usize>,
     pub drain_ms: Option<u64>,
     pub unready_wait_ms: Option<u64>,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct RateLimit {
+    pub requests_per_second: u32,
+    pub burst: Option<u32>,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Auth {
+    pub jwt: Option<Jwt>,
+    pub kubernetes: Option<Kubernetes>,
+    pub authorization_servers: Option<Vec<String>>,
+    #[serde(default)]
+    pub scopes: Vec<String>,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Jwt {
+    pub issuer: String,
+    pub audiences: Vec<String>,
+    pub jwks_url: String,
+    pub algorithms: Option<Vec<String>>,
+    pub leeway_seconds: Option<u64>,
+    pub typ: Option<String>,
+    pub identity_claim: Option<String>,
+    pub agent_prefix: Option<String>,
+    pub session_claim: Option<String>,
+    pub limits_claim: Option<String>,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Kubernetes {
+    pub audiences: Vec<String>,
+    pub api_server: Option<String>,
+    pub ca_file: Option<String>,
+    pub token_file: Option<String>,
 }
 
 #[derive(Debug, Default, Deserialize)]

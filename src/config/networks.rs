@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use url::Url;
 
 use super::value::{host, is_loopback, operator_url};
-use super::{ConfigError, SignerMode, Store, Transport, file, refuse};
+use super::{ConfigError, SignerMode, Store, Transport, auth, file, refuse};
 use crate::chain::stellar::Credentials;
 use crate::money::Network;
 
@@ -47,7 +47,9 @@ impl PayableNetworks {
                     return refuse(field, "true, but signer.mode is none: configure a signer, or set this to false");
                 }
                 if transport == Transport::Remote && !has_keys {
-                    return refuse(field, "true, but the remote transport has no bearer keys: set http.api_keys_env");
+                    let problem =
+                        format!("true, but the remote transport has no authentication: use one of {}", auth::FIXES);
+                    return refuse(field, problem);
                 }
                 match store {
                     Store::Sqlite(_) if transport == Transport::Remote => {

@@ -6,7 +6,7 @@ use stellar_strkey::ed25519::PrivateKey;
 use url::Url;
 
 use super::value::{host, is_loopback, operator_url, secret_env};
-use super::{ConfigError, Secret, Source, Transport, file, refuse};
+use super::{ConfigError, Secret, Source, Transport, auth, file, refuse};
 use crate::signer::keystore::{KeystoreError, KeystoreKey, Seed};
 
 /// The variable with a keystore's key, where the file names no other.
@@ -117,8 +117,12 @@ pub(super) fn signer(
     if mode.can_pay() && transport == Transport::Remote && !has_keys {
         return refuse(
             "http.api_keys_env",
-            "is missing, and the environment variable MCP_SERVER_API_KEYS is not set, but a signer is \
-             configured: a remote transport never runs a paying tool without bearer keys (name:secret, 32 bytes or more)",
+            format!(
+                "is missing, and the environment variable MCP_SERVER_API_KEYS is not set, but a signer is configured: a \
+                 remote transport never runs a paying tool for strangers; use one of {} (keys: name:secret, 32 bytes or \
+                 more)",
+                auth::FIXES
+            ),
         );
     }
     Ok(mode)

@@ -281,7 +281,7 @@ fn a_weak_key_or_ring_is_refused_before_anything_starts_and_never_quoted() {
     let error = keys("a:0badc0de", Transport::Remote).unwrap_err();
     assert!(error.field == "http.api_keys_env" && error.problem.contains("openssl"), "{error}");
     assert!(!error.to_string().contains("0badc0de"), "{error}");
-    assert!(keys("a:0badc0de", Transport::Stdio).unwrap().http.api_keys.is_none(), "not read on stdio");
+    assert!(keys("a:0badc0de", Transport::Stdio).unwrap().auth.keys.is_none(), "not read on stdio");
 }
 
 #[test]

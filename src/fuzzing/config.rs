@@ -79,7 +79,7 @@ fn accepted(config: &Config, environment: &Environment) {
         }
     }
     if config.transport == Transport::Remote && config.signer.can_pay() {
-        assert!(config.http.api_keys.is_some(), "paying for anybody");
+        assert!(config.auth.is_on(), "paying for anybody");
     }
     for (network, of) in &config.networks {
         assert_eq!(network.namespace(), "stellar");

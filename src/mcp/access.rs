@@ -80,7 +80,7 @@ fn key<'a>((scheme, authority): &'a (&'a str, Authority)) -> (&'a str, String, u
     (scheme, authority.host().to_ascii_lowercase(), authority.port_u16().unwrap_or(default))
 }
 
-fn loopback(host: &str) -> bool {
+pub(super) fn loopback(host: &str) -> bool {
     let host = host.trim_start_matches('[').trim_end_matches(']');
     host.eq_ignore_ascii_case("localhost")
         || host.parse::<std::net::Ipv4Addr>().is_ok_and(|ip| ip.is_loopback())

@@ -4,7 +4,10 @@
 //! A token never reaches a log, an error or `Debug`; the caller of a refused one learns that it was refused, and the
 //! log why.
 
+mod jwks;
+mod jwt;
 mod keys;
+mod metadata;
 
 use std::fmt;
 use std::sync::Arc;
@@ -13,7 +16,9 @@ use futures_util::future::BoxFuture;
 use http::HeaderMap;
 use http::header::AUTHORIZATION;
 
+pub use jwt::{Jwt, JwtSettings, algorithm, looks_like_a_jwt};
 pub use keys::{AuthError, Keys, StaticKeys};
+pub use metadata::{Resource, WELL_KNOWN};
 
 use super::Claims;
 use crate::money::AgentId;
@@ -79,6 +84,10 @@ impl Authenticator {
     /// Named keys alone.
     pub fn keys(keys: StaticKeys) -> Authenticator {
         Authenticator::Methods(vec![Arc::new(Keys::new(keys))])
+    }
+
+    pub fn is_public(&self) -> bool {
+        matches!(self, Authenticator::Public)
     }
 
     pub async fn authenticate(&self, headers: &HeaderMap, may_ask: bool) -> Result<Identity, Denied> {

@@ -12,7 +12,7 @@ use std::time::Duration;
 use axum::body::Body;
 use axum::extract::{Request, State};
 use axum::response::Response;
-use axum::routing::any;
+use axum::routing::{any, get};
 use bytes::{Bytes, BytesMut};
 use futures_util::future::{Either, select};
 use http::header::{ALLOW, CACHE_CONTROL, CONTENT_LENGTH, CONTENT_TYPE, RETRY_AFTER, WWW_AUTHENTICATE};
@@ -24,7 +24,7 @@ use tokio::sync::{Semaphore, mpsc};
 use tokio::time::{Instant, sleep_until, timeout};
 use tokio_util::sync::CancellationToken;
 
-use super::auth::Denied;
+use super::auth::{Denied, WELL_KNOWN};
 use super::body::{AnswerBody, Permit, Withdraw, sse_event};
 use super::dispatch::{Answer, Call, Event, Front};
 use super::ended::Sessions;
@@ -37,7 +37,7 @@ use super::{
 use crate::json;
 use crate::money::AgentId;
 
-/// The front of `handler` over HTTP, at `/mcp`.
+/// The front of `handler` over HTTP, at `/mcp`, and the metadata of it as a protected resource.
 pub fn router(settings: Settings, handler: Arc<dyn Handler>, authenticator: Authenticator) -> axum::Router {
     let door = Door {
         rates: settings.rate_limit.map(Buckets::new),
@@ -48,7 +48,11 @@ pub fn router(settings: Settings, handler: Arc<dyn Handler>, authenticator: Auth
         authenticator,
         sessions: Sessions::default(),
     };
-    axum::Router::new().route("/mcp", any(mcp)).with_state(Arc::new(door))
+    axum::Router::new()
+        .route("/mcp", any(mcp))
+        .route(WELL_KNOWN, get(metadata))
+        .route(&format!("{WELL_KNOWN}/mcp"), get(metadata))
+        .with_state(Arc::new(door))
 }
 
 struct Door {
@@ -87,6 +91,18 @@ async fn mcp(State(door): State<Arc<Door>>, request: Request) -> Response {
     }
 }
 
+/// RFC 9728 section 3: for everybody, and not there where everybody may ask.
+async fn metadata(State(door): State<Arc<Door>>, request: Request) -> Response {
+    let settings = &door.front.settings;
+    if let Err(reason) = access::host(request.headers(), request.uri(), &settings.allowed_hosts) {
+        return refuse(StatusCode::FORBIDDEN, None, &RpcError::invalid_request(reason));
+    }
+    match settings.resource.document(request.headers()) {
+        Some(document) if !door.authenticator.is_public() => fixed(StatusCode::OK, "application/json", document),
+        _ => refuse(StatusCode::NOT_FOUND, None, &RpcError::invalid_request("There is nothing here")),
+    }
+}
+
 impl Door {
     /// Where the request comes from (Host, Origin), who asks, and whether that caller asks too often.
     async fn admit(&self, head: &Parts) -> Result<Identity, Refused> {
@@ -98,7 +114,7 @@ impl Door {
         let may_ask = source.as_deref().is_none_or(|source| self.failures.has_one(source));
         let identity = match self.authenticator.authenticate(&head.headers, may_ask).await {
             Ok(identity) => identity,
-            Err(denied) => return Err(self.denied(denied, source.as_deref())),
+            Err(denied) => return Err(self.denied(denied, &head.headers, source.as_deref())),
         };
         let caller = identity.agent.as_ref().map(AgentId::as_str).or(source.as_deref());
         if let (Some(rates), Some(caller)) = (&self.rates, caller) {
@@ -107,22 +123,23 @@ impl Door {
         Ok(identity)
     }
 
-    fn denied(&self, denied: Denied, source: Option<&str>) -> Refused {
-        let unauthorized = |challenge: &'static str| {
+    fn denied(&self, denied: Denied, headers: &HeaderMap, source: Option<&str>) -> Refused {
+        let unauthorized = |token_given| {
             let error = RpcError::invalid_request("A bearer token is needed: Authorization: Bearer <token>");
             let mut response = refuse(StatusCode::UNAUTHORIZED, None, &error);
-            response.headers_mut().insert(WWW_AUTHENTICATE, HeaderValue::from_static(challenge));
+            let challenge = self.front.settings.resource.challenge(headers, token_given);
+            response.headers_mut().insert(WWW_AUTHENTICATE, challenge);
             Box::new(response)
         };
         match denied {
-            Denied::Missing => unauthorized("Bearer"),
+            Denied::Missing => unauthorized(false),
             Denied::Invalid(method, reason) => {
                 let counted = source.map_or(Ok(()), |source| self.failures.take(source, 1));
                 if let Err(wait) = counted {
                     return too_often(wait);
                 }
                 tracing::info!(method, reason, "a bearer token was refused");
-                unauthorized("Bearer error=\"invalid_token\"")
+                unauthorized(true)
             }
             Denied::WouldAsk => too_often(Duration::from_secs(1)),
             Denied::Unavailable => {

@@ -65,6 +65,9 @@ pub struct Settings {
     /// Requests of one agent, or of one source address where everybody may ask; `None`: as many as it likes.
     #[cfg(feature = "roles")]
     pub rate_limit: Option<RateLimit>,
+    /// What a client without a token is told.
+    #[cfg(feature = "roles")]
+    pub resource: auth::Resource,
     /// The largest request body, or line on stdio.
     pub max_body_bytes: usize,
     /// Arrays and objects inside each other in a request.
@@ -94,6 +97,8 @@ impl Settings {
             allowed_origins: Vec::new(),
             #[cfg(feature = "roles")]
             rate_limit: None,
+            #[cfg(feature = "roles")]
+            resource: auth::Resource::default(),
             max_body_bytes: 1 << 20,
             max_depth: 64,
             max_concurrent_requests: 512,

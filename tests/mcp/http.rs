@@ -383,7 +383,9 @@ async fn a_session_belongs_to_its_agent() {
         headers.extend(session.map(|value| ("Mcp-Session-Id", value)));
         let answer = first.post(&headers, &who).await;
         assert_eq!(answer.status, status, "{headers:?}: {answer:?}");
-        assert_eq!(answer.header("www-authenticate"), (status == 401).then_some("Bearer"));
+        let challenge = answer.header("www-authenticate").unwrap_or_default();
+        assert_eq!(challenge.starts_with("Bearer resource_metadata="), status == 401, "{answer:?}");
+        assert_eq!(challenge.ends_with("error=\"invalid_token\""), status == 401 && authorization.is_some());
     }
     let expiring = start(Settings { session_lifetime: Duration::ZERO, ..settings() }, keys()).await;
     let (_, token) = expiring.initialize("2025-11-25", &[("Authorization", &alice)]).await;

@@ -37,14 +37,16 @@ pub enum AuthError {
 }
 
 /// Named secrets. Several secrets may have one name, so that a key can be changed without a new budget.
-#[derive(Clone)]
+#[derive(Clone, PartialEq, Eq)]
 pub struct StaticKeys(Vec<(AgentId, [u8; 32])>);
 
 impl StaticKeys {
-    /// `name:secret[,name:secret]`. An entry without a name is called `key-` and 8 hex digits of its SHA-256.
+    /// `name:secret`, separated by commas or line ends; a line that begins with `#` is a comment. An entry without a name is called `key-` and 8 hex digits of its SHA-256.
     pub fn parse(list: &str) -> Result<StaticKeys, AuthError> {
         let mut named = Vec::new();
-        for (i, entry) in list.split(',').map(str::trim).filter(|entry| !entry.is_empty()).enumerate() {
+        let lines = list.lines().filter(|line| !line.trim_start().starts_with('#'));
+        let entries = lines.flat_map(|line| line.split(',')).map(str::trim).filter(|entry| !entry.is_empty());
+        for (i, entry) in entries.enumerate() {
             let (name, secret) = match entry.split_once(':') {
                 Some((name, secret)) => (name.trim().to_owned(), secret.trim()),
                 None => {
@@ -84,6 +86,12 @@ impl StaticKeys {
             keys.push((agent, digest));
         }
         if keys.is_empty() { Err(AuthError::Empty) } else { Ok(StaticKeys(keys)) }
+    }
+
+    /// How many secrets there are.
+    #[allow(clippy::len_without_is_empty, reason = "a list without a key is refused")]
+    pub fn len(&self) -> usize {
+        self.0.len()
     }
 
     pub fn names(&self) -> impl Iterator<Item = &AgentId> {
@@ -165,7 +173,7 @@ mod tests {
 
     #[test]
     fn a_key_can_be_changed_under_its_name_and_a_bare_key_gets_one() {
-        let keys = StaticKeys::parse(&format!("alice:{A},alice:{B}")).unwrap();
+        let keys = StaticKeys::parse(&format!("# both, for a while\nalice:{A},\r\nalice:{B}\n")).unwrap();
         assert_eq!(keys.find(A.as_bytes()), keys.find(B.as_bytes()));
         let bare = StaticKeys::parse(A).unwrap();
         let name = bare.names().next().unwrap().as_str();
