@@ -33,7 +33,9 @@ pub fn authenticator(
         methods.push(keys);
     }
     if let Some(jwt) = &auth.jwt {
-        methods.push(Arc::new(Jwt::new(jwt.clone(), client.clone(), world.clone())));
+        let jwt = Jwt::new(jwt.clone(), client.clone(), world.clone());
+        jwt.prepare();
+        methods.push(Arc::new(jwt));
     }
     if let Some(reviews) = reviews {
         methods.push(reviews);

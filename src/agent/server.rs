@@ -19,6 +19,7 @@ use crate::guard::Rules;
 use crate::http::{self, Client, Destination};
 use crate::ledger::{Ledger, LedgerError, PostgresLedger, SqliteLedger, postgres};
 use crate::mcp;
+use crate::mcp::auth::Jwt;
 use crate::money::Network;
 use crate::pay::{Parts, Payer, Settings, Sweep, SweepParts, SweepSettings};
 use crate::policy::LivePolicy;
@@ -132,6 +133,19 @@ impl Server {
     pub fn reload(&self, config: &Config, path: Option<PathBuf>) -> Option<Reload> {
         let paying = self.paying.as_ref()?;
         Some(Reload::new(config, path, Arc::new(Machine), paying, self.policy.clone()))
+    }
+
+    /// What the issuer of tokens and the API server answer, for an operator.
+    pub async fn probe_callers(&self, config: &Config) -> Vec<(&'static str, Result<String, String>)> {
+        let mut found = Vec::new();
+        if let Some(jwt) = &config.auth.jwt {
+            let jwt = Jwt::new(jwt.clone(), self.operator.clone(), self.world.clone());
+            found.push(("token issuer", jwt.probe().await.map(|keys| format!("{keys} usable keys"))));
+        }
+        if let Some(reviews) = &self.reviews {
+            found.push(("TokenReview", reviews.probe().await.map(|()| "answers".to_owned())));
+        }
+        found
     }
 
     /// `/mcp` and `/healthz`.

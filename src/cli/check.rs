@@ -14,7 +14,7 @@ use crate::ports::machine;
 
 #[derive(Debug, clap::Args)]
 pub struct CheckArgs {
-    /// Ask the catalog, every chain RPC, the signer and the ledger; nothing is paid or signed
+    /// Ask the catalog, the token issuer, every chain RPC, the signer and the ledger; nothing is paid or signed
     #[arg(long)]
     online: bool,
     /// One JSON document on standard output
@@ -201,6 +201,9 @@ async fn online(config: &Config, findings: &mut Vec<Finding>) {
     let query = SearchQuery { limit: Some(1), ..SearchQuery::default() };
     let page = server.catalog.search(&query).await;
     say("catalog answers".into(), page.map(|_| "yes".into()).map_err(|e| e.to_string()));
+    for (what, result) in server.probe_callers(config).await {
+        say(what.into(), result);
+    }
     let Some(paying) = &server.paying else { return };
     let ledger = paying.ledger.ping().await.map(|()| "readable and writable".into());
     say("ledger".into(), ledger.map_err(|e| e.to_string()));

@@ -141,6 +141,9 @@ impl Source for Environment {
     fn key_ring(&self, _path: &Path) -> Result<KeyRing, SealError> {
         self.ring()
     }
+    fn keys_file(&self, _path: &Path) -> Result<Zeroizing<String>, SealError> {
+        Ok(Zeroizing::new(format!("one:{}\n", self.token)))
+    }
     fn keystore(&self, _path: &Path) -> Result<Keystore, KeystoreError> {
         let key = KeystoreKey::parse(&self.token).unwrap();
         let seed = Seed::parse(&self.seed).unwrap();

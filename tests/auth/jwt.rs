@@ -6,6 +6,9 @@ use aws_lc_rs::hmac;
 use aws_lc_rs::rsa::KeySize;
 use http::{Method, StatusCode};
 use serde_json::{Value, json};
+use tollway::http::{Client, Destination, Limits, Tls};
+use tollway::mcp::auth::{Jwt, Method as _, Verdict};
+use tollway::ports::machine;
 
 use super::issuer::{AUDIENCE, ISSUER, Issuer, Key, claims, encode, now};
 use super::{ALICE, BOB, Front, parse, pass};
@@ -63,7 +66,7 @@ async fn what_is_not_exactly_a_good_token_is_refused() {
         header(json!({"typ": "jwt"})),
         header(json!({"typ": "at+JWT"})),
         header(json!({"typ": "application/at+jwt", "jku": "https://evil.example", "jwk": other.jwk("k")})),
-        key.good("k", json!({"exp": now() - 20})),
+        key.good("k", json!({"exp": now() - 10})),
         key.good("k", json!({"nbf": now() + 20, "iat": null})),
         key.good("k", json!({"aud": ["x", AUDIENCE]})),
         key.good("k", json!({"exp": now() as f64 + 100.5})),
@@ -152,6 +155,29 @@ async fn what_is_not_exactly_a_good_token_is_refused() {
         assert!(!format!("{:?} {}", answer.headers, answer.body).contains(&token[..20]), "{what}: {answer:?}");
     }
     assert_eq!(front.ask(Some(&header(json!({})))).await.status, OK);
+}
+
+#[tokio::test]
+async fn a_token_with_any_character_changed_is_refused() {
+    let key = Key::p256();
+    let issuer = Issuer::start(&[("k", &key)]).await;
+    let (world, _) = machine::world();
+    let config = parse(issuer.section(json!({})), &[]).unwrap();
+    let client = Client::new(world.clone(), Tls::Plain, Destination::Operator, Limits::default());
+    let jwt = Jwt::new(config.auth.jwt.unwrap(), client, world);
+    let token = key.good("k", json!({}));
+    assert!(matches!(jwt.identify(&token, true).await, Verdict::Known(_)));
+    for at in 0..token.len() {
+        for other in ["A", "_", ".", "="] {
+            let changed = format!("{}{other}{}", &token[..at], &token[at + 1..]);
+            if changed != token {
+                let verdict = jwt.identify(&changed, true).await;
+                assert!(matches!(verdict, Verdict::NotMine | Verdict::Refused(_)), "{at}: {verdict:?}");
+            }
+        }
+        let verdict = jwt.identify(&token[..at], true).await;
+        assert!(matches!(verdict, Verdict::NotMine | Verdict::Refused(_)), "cut at {at}: {verdict:?}");
+    }
 }
 
 #[tokio::test]

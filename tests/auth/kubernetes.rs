@@ -12,7 +12,7 @@ use tollway::mcp::serve::serve;
 use tollway::ports::machine;
 use tollway::sandbox::tls::Authority;
 
-use super::issuer::{Key, claims, now};
+use super::issuer::{Issuer, Key, claims, now};
 use super::{ALICE, Front, pass};
 use crate::secrets;
 
@@ -215,4 +215,43 @@ async fn an_api_server_that_cannot_be_asked_is_503_and_is_not_remembered() {
     let front = Front::start(section, &[]).await;
     assert_eq!(front.ask(Some(&token)).await.status, StatusCode::SERVICE_UNAVAILABLE);
     assert_eq!(stranger.asked(), 0, "a server with another authority's certificate saw the token");
+}
+
+#[tokio::test]
+async fn check_says_who_may_ask_and_whether_issuer_and_api_server_answer() {
+    let cluster = Running::start().await;
+    let key = Key::ed();
+    let issuer = Issuer::start(&[("k", &key)]).await;
+    let mut file = cluster.section();
+    file["auth"]["jwt"] = issuer.section(json!({}))["auth"]["jwt"].clone();
+    file["facilitator"] = json!({"base_url": "http://127.0.0.1:1"});
+    file["transport"] = json!("streamable-http");
+    let path = cluster.dir.path().join("tollway.yaml");
+    std::fs::write(&path, file.to_string()).unwrap();
+    let check = async || {
+        let mut command = tokio::process::Command::new(env!("CARGO_BIN_EXE_tollway"));
+        command.args(["check", "--online", "--json", "--config"]).arg(&path);
+        let output = command.env("HOME", cluster.dir.path()).output().await.unwrap();
+        let said: Value = serde_json::from_slice(&output.stdout).unwrap_or_else(|_| panic!("{output:?}"));
+        let findings = said["findings"].as_array().unwrap().clone();
+        move |what: &str| {
+            let of: Vec<String> = findings
+                .iter()
+                .filter(|finding| finding["what"] == what)
+                .map(|finding| {
+                    format!("{} {}", finding["verdict"].as_str().unwrap(), finding["detail"].as_str().unwrap())
+                })
+                .collect();
+            of.join("; ")
+        }
+    };
+    let found = check().await;
+    let callers = found("callers");
+    assert!(callers.contains("as jwt:<sub>") && callers.contains("system:serviceaccount:"), "{callers}");
+    assert_eq!((found("token issuer"), found("TokenReview")), ("ok 1 usable keys".into(), "ok answers".into()));
+    issuer.answer(None);
+    cluster.says((StatusCode::FORBIDDEN, Value::Null));
+    let found = check().await;
+    assert_eq!(found("token issuer"), "failed it answers 500");
+    assert!(found("TokenReview").contains("system:auth-delegator"), "{}", found("TokenReview"));
 }

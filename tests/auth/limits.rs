@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use http::StatusCode;
+use http::{Method, StatusCode};
 use serde_json::{Value, json};
 use tokio_util::sync::CancellationToken;
 use tollway::http::{Client, Destination, Limits, Tls};
@@ -47,6 +47,25 @@ async fn each_agent_has_its_own_rate() {
         statuses.push(public.ask(None).await.status);
     }
     assert!(statuses.contains(&TOO_MANY) && statuses[..3].iter().all(|status| *status == OK), "{statuses:?}");
+}
+
+/// A batch of 2025-03-26 is as many requests as it has calls.
+#[tokio::test]
+async fn a_batch_is_no_way_around_the_rate() {
+    let rate = json!({"http": {"rate_limit": {"requests_per_second": 1, "burst": 20}}});
+    let front = Front::start(rate, &[("MCP_SERVER_API_KEYS", &format!("alice:{ALICE}"))]).await;
+    let bearer = format!("Bearer {ALICE}");
+    let body = json!({"jsonrpc": "2.0", "id": 1, "method": "initialize", "params":
+        {"protocolVersion": "2025-03-26", "capabilities": {}, "clientInfo": {"name": "t", "version": "1"}}});
+    let answer = front.send(Method::POST, "/mcp", &[("authorization", &bearer)], body).await;
+    let session = answer.header("mcp-session-id").to_owned();
+    let headers = [("authorization", bearer.as_str()), ("mcp-session-id", session.as_str())];
+    let batch = async |calls: usize| {
+        let batch: Vec<Value> = (0..calls).map(|id| json!({"jsonrpc": "2.0", "id": id, "method": "ping"})).collect();
+        front.send(Method::POST, "/mcp", &headers, json!(batch)).await.status
+    };
+    assert_eq!(batch(15).await, OK);
+    assert_eq!(batch(15).await, TOO_MANY);
 }
 
 #[tokio::test]

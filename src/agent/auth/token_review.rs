@@ -32,19 +32,25 @@ pub struct TokenReviews {
     /// By the SHA-256 of the token.
     remembered: Mutex<BTreeMap<[u8; 32], (Instant, Verdict)>>,
     asking: Semaphore,
+    /// What is wrong with asking, as the log said it last.
+    trouble: Mutex<Option<String>>,
 }
 
 impl TokenReviews {
     /// Asks nobody yet. `Err` is a sentence for the operator.
     pub fn new(settings: &KubernetesSettings) -> Result<TokenReviews, String> {
         let client = config(settings).and_then(|config| {
-            kube::Client::try_from(config).map_err(|_| "the API server's client cannot be set up".to_owned())
+            kube::Client::try_from(config).map_err(|error| {
+                let error: String = error.to_string().chars().filter(|c| !c.is_control()).take(200).collect();
+                format!("the API server's client cannot be set up ({error})")
+            })
         });
         Ok(TokenReviews {
             api: Api::all(client?),
             audiences: settings.audiences.clone(),
             remembered: Mutex::default(),
             asking: Semaphore::new(MAX_ASKING),
+            trouble: Mutex::default(),
         })
     }
 
@@ -69,18 +75,38 @@ impl TokenReviews {
         });
         match asked.await {
             Ok(Ok(verdict)) => {
+                self.note(None);
                 self.remember(digest, &verdict);
                 verdict
             }
             Ok(Err(problem)) => {
-                tracing::error!(problem, "the Kubernetes API server could not be asked about a token");
+                self.note(Some(problem));
                 Verdict::Unavailable
             }
             Err(_) => {
-                tracing::error!("the Kubernetes API server did not answer about a token in time");
+                self.note(Some("no answer in time".to_owned()));
                 Verdict::Unavailable
             }
         }
+    }
+
+    /// Says what is wrong, and that it is over, once: while it lasts every request meets it.
+    fn note(&self, trouble: Option<String>) {
+        let mut last = self.trouble.lock().unwrap_or_else(PoisonError::into_inner);
+        match &trouble {
+            Some(problem) if trouble != *last => {
+                tracing::error!(problem, "the Kubernetes API server could not be asked about a token");
+            }
+            None if last.is_some() => tracing::info!("the Kubernetes API server answers about tokens again"),
+            _ => {}
+        }
+        *last = trouble;
+    }
+
+    /// Whether the API server answers this process: it is asked about a token that nobody has.
+    pub async fn probe(&self) -> Result<(), String> {
+        let asked = timeout(ASK_TIMEOUT, self.ask("tollway-check")).await;
+        asked.map_err(|_| "no answer in time".to_owned())?.map(|_| ())
     }
 
     /// `Err`: there is no answer. Its text has nothing that the server wrote, which could be the token.

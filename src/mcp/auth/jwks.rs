@@ -22,6 +22,8 @@ use crate::ports::World;
 const FETCH: Limits = Limits { timeout: Duration::from_secs(5), max_response_bytes: 256 << 10 };
 const MAX_KEYS: usize = 100;
 const MAX_DEPTH: usize = 8;
+/// That one signature is tried with, of those that a token's header fits.
+const MAX_TRIES: usize = 8;
 /// A set older than this is fetched again while it is still in use: a key that was taken out is refused from then on.
 const MAX_AGE: Duration = Duration::from_secs(300);
 /// Between two fetches that unknown keys ask for: everybody can make up a key's name.
@@ -116,6 +118,11 @@ impl Jwks {
         Some(end)
     }
 
+    /// How many usable keys the issuer has at this moment.
+    pub async fn count(&self) -> Result<usize, String> {
+        Ok(self.get().await?.0.len())
+    }
+
     async fn get(&self) -> Result<KeySet, String> {
         let request = http::Request::get(self.url.as_str()).header(ACCEPT, "application/json").body(Bytes::new());
         let request = request.map_err(|_| "its URL cannot be asked".to_owned())?;
@@ -179,7 +186,7 @@ impl KeySet {
 
     fn fitting(&self, id: Option<&str>, algorithm: Algorithm) -> Vec<Arc<DecodingKey>> {
         let fits = |key: &&Key| key.algorithms.contains(&algorithm) && (id.is_none() || key.id.as_deref() == id);
-        self.0.iter().filter(fits).map(|key| key.key.clone()).collect()
+        self.0.iter().filter(fits).take(MAX_TRIES).map(|key| key.key.clone()).collect()
     }
 }
 
@@ -275,6 +282,8 @@ mod tests {
         {
             assert!(parse(&bad).is_err(), "{}", bad.len());
         }
+        let set = parse(&vec![key.as_str(); 100].join(",")).ok().unwrap();
+        assert_eq!(set.fitting(None, Algorithm::EdDSA).len(), MAX_TRIES);
         for bad in ["", "[]", "{}", r#"{"keys":{}}"#, r#"{"keys":[],"keys":[]}"#] {
             assert!(KeySet::parse(bad.as_bytes()).is_err(), "{bad}");
         }

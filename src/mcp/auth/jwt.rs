@@ -73,12 +73,20 @@ pub struct Jwt {
 }
 
 impl Jwt {
-    /// Fetches the keys at once, so that the log says early what is wrong with them. Nobody waits for it.
     pub fn new(settings: JwtSettings, client: Client, world: World) -> Jwt {
         let algorithms = settings.algorithms.iter().filter_map(|name| algorithm(name)).collect();
         let keys = Arc::new(Jwks::new(settings.jwks_url.clone(), client, world.clone()));
-        keys.fetch();
         Jwt { settings, algorithms, keys, world }
+    }
+
+    /// Fetches the keys before the first token comes, so that the log says early what is wrong with them.
+    pub fn prepare(&self) {
+        self.keys.fetch();
+    }
+
+    /// How many usable keys the issuer has at this moment.
+    pub async fn probe(&self) -> Result<usize, String> {
+        self.keys.count().await
     }
 
     async fn verdict(&self, token: &str, may_ask: bool) -> Verdict {
