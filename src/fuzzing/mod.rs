@@ -6,6 +6,7 @@ pub mod canonical;
 pub mod config;
 pub mod payment;
 pub mod rpc;
+pub mod token;
 
 /// Items of a catalog, its answers, resource references, cursors.
 pub mod catalog {
@@ -74,6 +75,10 @@ mod tests {
     #[test]
     fn the_corpus_of_the_json_rpc_front_holds() {
         each("rpc", super::rpc::run);
+    }
+    #[test]
+    fn the_corpus_of_bearer_tokens_holds() {
+        each("token", super::token::run);
     }
     #[test]
     fn the_corpus_of_foreign_xdr_holds() {
