@@ -99,12 +99,12 @@ impl Reload {
         config: &Config,
         path: Option<PathBuf>,
         source: Arc<dyn Source + Send + Sync>,
-        paying: &Paying,
+        ledger: Arc<dyn Ledger>,
         policy: LivePolicy,
     ) -> Reload {
         let transport: Transport = config.transport;
         Reload {
-            ledger: paying.ledger.clone(),
+            ledger,
             policy,
             interval: config.reload_interval,
             source,
@@ -176,5 +176,117 @@ impl Reload {
         }
         self.drifted = drifted;
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+    use std::sync::Mutex;
+
+    use url::Url;
+    use zeroize::Zeroizing;
+
+    use super::*;
+    use crate::config;
+    use crate::ledger::SqliteLedger;
+    use crate::ports::machine;
+
+    /// One file; `None`: it cannot be read.
+    #[derive(Default)]
+    struct File(Mutex<Option<String>>);
+    impl Source for File {
+        fn env(&self, name: &str) -> Option<String> {
+            (name == "HOME").then(|| "/home/x".to_owned())
+        }
+        fn read(&self, _path: &Path) -> std::io::Result<Zeroizing<Vec<u8>>> {
+            let text = self.0.lock().unwrap().clone();
+            text.map(|text| Zeroizing::new(text.into_bytes())).ok_or_else(|| std::io::ErrorKind::NotFound.into())
+        }
+    }
+
+    fn text(version: u64, day: &str, denied: &str) -> String {
+        format!(
+            "facilitator: {{base_url: 'https://c.example'}}\npolicy: {{deny_origins: [{denied}]}}\nbudget:\n  \
+             limits_version: {version}\n  limits:\n  - {{network: 'stellar:testnet', asset: CUSDC, day_max_atomic: '{day}'}}\n"
+        )
+    }
+
+    /// A replica with a file of its own.
+    struct Replica {
+        file: Arc<File>,
+        policy: LivePolicy,
+        reload: Reload,
+    }
+
+    impl Replica {
+        fn new(text: &str, ledger: &Arc<dyn Ledger>) -> Replica {
+            let file = Arc::new(File(Mutex::new(Some(text.to_owned()))));
+            let config = config::parse(text, Some(Transport::Remote), &*file).unwrap();
+            let policy = LivePolicy::new(config.policy.clone());
+            let path = Some("/etc/tollway.yaml".into());
+            let reload = Reload::new(&config, path, file.clone(), ledger.clone(), policy.clone());
+            Replica { file, policy, reload }
+        }
+
+        /// Two looks: a file that is being written is not read half.
+        async fn says(&mut self, text: &str) {
+            *self.file.0.lock().unwrap() = Some(text.to_owned());
+            self.reload.look().await;
+            self.reload.look().await;
+        }
+
+        fn lets(&self, url: &str) -> bool {
+            self.policy.now().origin(&Url::parse(url).unwrap()).is_ok()
+        }
+    }
+
+    async fn day(ledger: &Arc<dyn Ledger>) -> String {
+        let limits = ledger.limits().await.unwrap();
+        limits.iter().map(|limit| limit.per_day.unwrap().to_string()).collect::<Vec<_>>().join(" ")
+    }
+
+    #[tokio::test]
+    async fn a_changed_file_counts_without_a_restart_and_an_older_or_broken_one_takes_nothing_back() {
+        let directory = tempfile::tempdir().unwrap();
+        let world = machine::world().0;
+        let ledger: Arc<dyn Ledger> =
+            Arc::new(SqliteLedger::open(&directory.path().join("ledger.sqlite"), world, None).await.unwrap());
+        let first = text(1, "100", "'https://bad.example'");
+        let mut one = Replica::new(&first, &ledger);
+        let mut other = Replica::new(&first, &ledger);
+        ledger.apply_limits(one.reload.limits.list()).await.unwrap();
+        one.says(&first).await;
+        assert_eq!(day(&ledger).await, "100");
+        assert!(!one.lets("https://bad.example/mcp") && one.lets("https://worse.example/mcp"));
+
+        one.says(&text(2, "50", "'https://worse.example'")).await;
+        assert_eq!(day(&ledger).await, "50");
+        assert!(one.lets("https://bad.example/mcp") && !one.lets("https://worse.example/mcp"));
+
+        // Broken: what was read last holds.
+        one.says(&text(3, "fifty", "")).await;
+        one.says("budget: {").await;
+        assert_eq!(day(&ledger).await, "50");
+        assert!(!one.lets("https://worse.example/mcp"));
+
+        // The other replica still has the first file: it is bound by the newer list, and does not take it back, nor
+        // after its own change to a list that is as old or contradicts.
+        assert!(!other.reload.drifted);
+        other.reload.look().await;
+        assert!(other.reload.drifted);
+        other.says(&text(1, "999", "")).await;
+        other.says(&text(2, "999", "")).await;
+        assert_eq!(day(&ledger).await, "50");
+        other.says(&text(3, "60", "")).await;
+        assert_eq!((day(&ledger).await.as_str(), other.reload.drifted), ("60", false));
+
+        // A rule of the ledger reaches every replica.
+        let rule = "https://*.evil.example".parse().unwrap();
+        ledger.set_origin_rule(&rule, Some(false)).await.unwrap();
+        for replica in [&mut one, &mut other] {
+            replica.reload.look().await;
+            assert!(!replica.lets("https://a.evil.example/mcp") && replica.lets("https://seller.example/mcp"));
+        }
     }
 }

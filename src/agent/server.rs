@@ -132,7 +132,7 @@ impl Server {
     /// Takes over what changes in the file at `path` and in the ledger: every process that can pay runs one.
     pub fn reload(&self, config: &Config, path: Option<PathBuf>) -> Option<Reload> {
         let paying = self.paying.as_ref()?;
-        Some(Reload::new(config, path, Arc::new(Machine), paying, self.policy.clone()))
+        Some(Reload::new(config, path, Arc::new(Machine), paying.ledger.clone(), self.policy.clone()))
     }
 
     /// What the issuer of tokens and the API server answer, for an operator.

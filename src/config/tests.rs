@@ -352,3 +352,43 @@ fn probes_are_off_until_they_are_asked_for_and_on_loopback_until_another_address
     assert_eq!((loopback.bind.to_string().as_str(), loopback.port), ("127.0.0.1", 9522));
     assert_eq!(probe("probe: {bind: 0.0.0.0, port: 1}\n").unwrap().port, 1);
 }
+
+#[test]
+fn lists_of_whom_may_be_paid_are_read_strictly_and_what_is_refused_is_not_quoted() {
+    let parsed = |policy: &str| parse(&format!("{CATALOG}policy: {policy}\n"), None, &source(&[]));
+    let policy = parsed(
+        "{allow_origins: ['https://*.Good.example'], deny_origins: ['https://bad.good.example:8443'], \
+         allow_recipients: [GBRPYHIL2CI3FNQ4BXLFMNDLFJUNPU2HY3ZMFSHONUCEOASW7QC7OX2H], \
+         deny_assets: [{network: 'stellar:testnet', asset: CUSDC}], pin_recipients: enforce}",
+    );
+    let policy = policy.unwrap().policy;
+    assert_eq!(policy.allow_origins.first().unwrap().to_string(), "https://*.good.example");
+    assert_eq!((policy.deny_origins.len(), policy.allow_recipients.len(), policy.deny_assets.len()), (1, 1, 1));
+    assert_eq!(policy.pin_recipients, crate::policy::Pinning::Enforce);
+    assert_eq!(parsed("{}").unwrap().policy, Policy::default());
+    for (text, field, word) in [
+        (
+            "{allow_origins: ['https://a.example', 'https://user:hunter2@b.example']}",
+            "policy.allow_origins[1]",
+            "https://host",
+        ),
+        ("{deny_origins: ['bad.example']}", "policy.deny_origins[0]", "is no origin"),
+        ("{deny_origins: ['https://bad.example/mcp']}", "policy.deny_origins[0]", "nothing behind it"),
+        ("{deny_recipients: [hunter2]}", "policy.deny_recipients[0]", "is no address"),
+        (
+            "{allow_recipients: [SADQOBYHA4DQOBYHA4DQOBYHA4DQOBYHA4DQOBYHA4DQOBYHA4DQP54X]}",
+            "policy.allow_recipients[0]",
+            "G",
+        ),
+        ("{allow_assets: [{network: testnet, asset: C}]}", "policy.allow_assets[0].network", "CAIP-2"),
+        ("{pin_recipients: 'on'}", "policy.pin_recipients", "off, warn or enforce"),
+    ] {
+        let error = parsed(text).unwrap_err();
+        assert_eq!(error.field, field, "{error}");
+        assert!(error.problem.contains(word), "{error}");
+        assert!(!error.to_string().contains("hunter2") && !error.to_string().contains("SADQ"), "{error}");
+    }
+    let version = |text: &str| parse(&format!("{CATALOG}budget: {{limits_version: {text}}}\n"), None, &source(&[]));
+    assert_eq!(version("7").unwrap().limits_version, 7);
+    assert_eq!(version("0").unwrap_err().field, "budget.limits_version");
+}

@@ -141,6 +141,8 @@ async fn what_may_still_be_paid_or_was_paid_is_not_released() {
     assert!(said.code == 0 && said.out.contains("is free again"), "{}{}", said.out, said.err);
     assert_eq!(bench.state(&unpaid).await, ("released", "operator_evidence".to_owned()));
     assert!(operator.note(&unpaid, "released").await.1.contains("never used"));
+    operator.resolve(&unpaid, &["--released"]).await.refused(2, "is released already");
+    operator.resolve(&unpaid, &release).await.refused(1, "is released already");
     operator.finish().await;
 }
 
