@@ -64,6 +64,18 @@ impl Amount {
         U256::try_from(n).ok().map(Amount)
     }
 
+    /// Digits in base 10,000, the least first, none of them a leading zero: how PostgreSQL writes a NUMERIC.
+    #[cfg(feature = "postgres")]
+    pub(crate) fn to_base_10000(self) -> Vec<u64> {
+        self.0.to_base_le(10_000).collect()
+    }
+
+    /// Digits in base 10,000, the greatest first; `None` for one that is no such digit, or above 256 bits.
+    #[cfg(feature = "postgres")]
+    pub(crate) fn from_base_10000(digits: impl IntoIterator<Item = u64>) -> Option<Amount> {
+        U256::from_base_be(10_000, digits).ok().map(Amount)
+    }
+
     /// The amount in whole units with `decimals` places, exact: `10000` at 7 is `0.001`.
     pub fn to_decimal(self, decimals: u8) -> String {
         let digits = self.0.to_string();

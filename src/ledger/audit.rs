@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 
 use super::limits::{Window, WindowKey};
-use super::{Audit, Difference, LedgerError, State};
+use super::{Audit, Difference, LedgerError, State, Subject};
 use crate::money::{AgentId, Amount, Network, PaymentId, Unit};
 
 const DAY_MS: u64 = 24 * 3_600_000;
@@ -45,12 +45,20 @@ pub(crate) struct Auditor {
     audit: Audit,
     windows: BTreeMap<WindowKey, Window>,
     transactions: BTreeMap<(Network, String), PaymentId>,
+    /// All agents' day is counted only where its row is.
+    totals_on_demand: bool,
 }
 
 impl Auditor {
     /// `now`: the ledger's time, unix milliseconds. All payments come first, then all windows.
     pub fn new(now: u64) -> Auditor {
-        Auditor { now, audit: Audit::default(), windows: BTreeMap::new(), transactions: BTreeMap::new() }
+        let (audit, windows, transactions) = (Audit::default(), BTreeMap::new(), BTreeMap::new());
+        Auditor { now, audit, windows, transactions, totals_on_demand: false }
+    }
+
+    /// Of a store that makes the row of all agents' day, from the agents' days, when a limit needs it.
+    pub fn totals_on_demand(self) -> Auditor {
+        Auditor { totals_on_demand: true, ..self }
     }
 
     pub fn payment(&mut self, row: Result<Audited, LedgerError>) {
@@ -74,6 +82,9 @@ impl Auditor {
     pub fn finish(mut self) -> Audit {
         // What the rows need and no window holds.
         for (key, counted) in std::mem::take(&mut self.windows) {
+            if self.totals_on_demand && key.agent == Subject::Total.as_str() {
+                continue;
+            }
             self.compare(&key, Window::default(), counted);
         }
         self.audit

@@ -147,17 +147,17 @@ pub struct Authorization {
 #[derive(Debug)]
 #[must_use]
 pub struct Intent {
-    pub(crate) quote: Quote,
-    pub(crate) payment_id: PaymentId,
+    pub quote: Quote,
+    pub payment_id: PaymentId,
     /// The random part of the payment identifier, kept in the row.
-    pub(crate) id_nonce: [u8; 16],
-    pub(crate) authorization: Authorization,
+    pub id_nonce: [u8; 16],
+    pub authorization: Authorization,
     /// How long the owner may work: until the paid call's deadline.
-    pub(crate) lease_ms: u64,
+    pub lease_ms: u64,
     /// No signature later than this after the reservation.
-    pub(crate) sign_within_ms: u64,
+    pub sign_within_ms: u64,
     /// The smart account's own ceiling (`signer.smart_account_ceiling_atomic`).
-    pub(crate) account_ceiling: Option<Amount>,
+    pub account_ceiling: Option<Amount>,
 }
 
 impl Intent {

@@ -1,5 +1,6 @@
 //! The ends of a payment: settle, in doubt, release; and the sealed bodies beside it.
 
+use super::lanes::{self, Answer};
 use super::reserve::{doubt, expire_lease};
 use super::rows::{self, Held, Note, bytes, flag, int, signed, text};
 use super::tx::{Fault, Gate, Tx, attempts};
@@ -10,6 +11,10 @@ use crate::ledger::{
 };
 use crate::money::{Amount, PaymentId};
 
+/// A longer outcome is stored by a transaction of its own, bytes: many of them would be held in memory together, here and in
+/// the database.
+const LONGEST_IN_A_BATCH: usize = 64 * 1024;
+
 impl PostgresLedger {
     pub(super) async fn do_settle(&self, request: SettleRequest<'_>) -> Result<SettleOutcome, LedgerError> {
         let sealed = match (&self.ring, request.outcome) {
@@ -18,6 +23,12 @@ impl PostgresLedger {
             }
             _ => None,
         };
+        if sealed.as_ref().is_none_or(|body| body.len() <= LONGEST_IN_A_BATCH) {
+            let answer = self.lanes.settle(lanes::End::of(&request, sealed.as_deref()))?;
+            if let Ok(Answer::Said(ended)) = answer.await {
+                return ended;
+            }
+        }
         attempts!(tries = repeatable, self.try_settle(&request, sealed.as_deref()))
     }
 
@@ -36,7 +47,7 @@ impl PostgresLedger {
 
     /// A transaction that holds a payment's row and, of an open one, its windows, which come first.
     pub(super) async fn locked(&self, id: PaymentId) -> Result<(Tx, Locked, Held), Fault> {
-        let mut tx = self.begin(Gate::None).await?;
+        let mut tx = self.begin(Gate::Shared).await?;
         let row = rows::find(&tx, id).await?;
         // What is closed stays closed, and touches no window.
         let locked = match row.state.is_open() {

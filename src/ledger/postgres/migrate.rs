@@ -11,6 +11,7 @@ use crate::ledger::LedgerError;
 const MIGRATIONS: &[(i64, &str, &str)] = &[
     (1, "buyer ledger", include_str!("../../../migrations/postgres/0001_buyer_ledger.sql")),
     (2, "limit lists", include_str!("../../../migrations/postgres/0002_limit_lists.sql")),
+    (3, "day windows", include_str!("../../../migrations/postgres/0003_day_windows.sql")),
 ];
 
 /// As `sqlx migrate` makes it.

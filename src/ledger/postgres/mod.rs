@@ -1,12 +1,14 @@
 //! The ledger in a PostgreSQL database, shared by every replica.
 //!
 //! A method is one transaction at READ COMMITTED: the budget windows are locked first (sorted, `total` last), then the
-//! payment's row; whatever is read to decide is read by statements that begin after the locks are held. Unique indexes
+//! payment's row; reservations and settlements share transactions (`lanes`). Whatever is read to decide is read by statements that begin after the locks are held. Unique indexes
 //! are the last word on keys, twins, nonces and transactions. `tollway_now()` in the database is the only clock.
 
 mod close;
 mod database;
+mod lanes;
 mod migrate;
+mod numeric;
 mod operator;
 mod policy;
 mod recover;
@@ -30,6 +32,8 @@ use crate::seal::KeyRing;
 
 use database::Connector;
 pub use database::{Database, Pooler};
+pub use lanes::LaneFigures;
+use lanes::Lanes;
 use tx::{Fault, unavailable};
 use wire::{Session, Wire};
 
@@ -42,6 +46,7 @@ const CONNECT: Duration = Duration::from_secs(5);
 pub struct PostgresLedger {
     pool: Pool,
     wire: Wire,
+    lanes: Lanes,
     queue: Semaphore,
     world: World,
     ring: Option<KeyRing>,
@@ -54,6 +59,8 @@ pub struct PostgresLedger {
 pub struct Options {
     /// Connections of this process.
     pub pool_size: usize,
+    /// Beside them: connections over which reservations and settlements go, many in one transaction.
+    pub lanes: usize,
     /// How long another transaction may hold a row before a call is refused as busy.
     pub lock_timeout: Duration,
     pub statement_timeout: Duration,
@@ -67,6 +74,7 @@ impl Default for Options {
     fn default() -> Self {
         Options {
             pool_size: 16,
+            lanes: 2,
             lock_timeout: Duration::from_secs(3),
             statement_timeout: Duration::from_secs(5),
             outcome_ttl_ms: 7 * 24 * 3_600_000,
@@ -93,7 +101,8 @@ impl PostgresLedger {
         let wire = Wire::new(database, &options);
         let pool = pool(database, &wire, options.pool_size)?;
         let place = database.shown();
-        let ledger = PostgresLedger { pool, wire, queue: Semaphore::new(QUEUE), world, ring, options, place };
+        let lanes = Lanes::new(&self::pool(database, &wire, options.lanes)?, &wire, &world, &options);
+        let ledger = PostgresLedger { pool, wire, lanes, queue: Semaphore::new(QUEUE), world, ring, options, place };
         let session = ledger.wire.session(ledger.pool.get().await.map_err(|e| ended(tx::no_connection(e)))?);
         match migrate::version(&session, &ledger.wire).await.map_err(ended)? {
             Some(found) if found == migrate::newest() => {}
@@ -118,6 +127,11 @@ impl PostgresLedger {
     pub async fn schema_version(database: &Database) -> Result<(Option<i64>, i64), LedgerError> {
         let (wire, session) = operators(database).await?;
         Ok((migrate::version(&session, &wire).await.map_err(ended)?, migrate::newest()))
+    }
+
+    /// How busy the hot path is: batches, queues, refusals.
+    pub fn lanes(&self) -> LaneFigures {
+        self.lanes.figures()
     }
 
     fn open_sealed(&self, context: &str, sealed: &[u8]) -> Option<Vec<u8>> {

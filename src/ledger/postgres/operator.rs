@@ -46,7 +46,7 @@ impl PostgresLedger {
             let in_session = in_session.unwrap_or_default();
             // What others use is this agent's business only where it bounds what is left.
             let total_used = match limits.total_per_day {
-                Some(_) => of(WindowKey::day(Subject::Total.as_str(), &unit, &today)).used()?,
+                Some(_) => windows::total(&tx, &unit, &today).await?.used()?,
                 None => Amount::ZERO,
             };
             lines.push(BudgetLine {
@@ -276,7 +276,7 @@ impl PostgresLedger {
     /// Row by row in one snapshot: a big ledger does not have to fit into memory.
     async fn try_audit(&self) -> Result<Audit, Fault> {
         let tx = self.snapshot(LONG).await?;
-        let mut audit = Auditor::new(tx.now);
+        let mut audit = Auditor::new(tx.now).totals_on_demand();
         let sql = format!(
             "SELECT {HELD}, p.due, p.payload IS NOT NULL AS has_payload, p.payload_expires, \
              EXISTS (SELECT 1 FROM outcomes o WHERE o.payment_identifier = p.payment_identifier) AS has_outcome, \

@@ -1,6 +1,7 @@
 //! `decide` and `lookup`: duplicates before limits, so that a replay is answered also at an exhausted budget.
 
 use super::PostgresLedger;
+use super::lanes::{Answer, Hold};
 use super::rows::{self, LIMIT, Note, bytes, get, int, select_payments, signed, text, unsigned};
 use super::tx::{Fault, Gate, Tx, attempts};
 use super::windows::{self, Locked};
@@ -46,12 +47,16 @@ impl PostgresLedger {
         }
         // The same in every run: by it a run knows the row of an earlier one.
         let token = self.world.random();
-        attempts!(tries = repeatable, self.try_decide(intent, token, tries.may_be_done()))
+        match self.lanes.reserve(Hold::of(intent, token))?.await {
+            Ok(Answer::Said(decided)) => decided,
+            Ok(Answer::Alone) | Err(_) => attempts!(tries = repeatable, self.try_decide(intent, token)),
+        }
     }
 
-    async fn try_decide(&self, intent: &Intent, token: [u8; 16], may_be_done: bool) -> Result<Decision, Fault> {
+    /// One reservation, one transaction: what a batch left to it, which may have taken effect nevertheless.
+    async fn try_decide(&self, intent: &Intent, token: [u8; 16]) -> Result<Decision, Fault> {
         for _ in 0..LOOKS {
-            match self.decide_once(intent, token, may_be_done).await? {
+            match self.decide_once(intent, token).await? {
                 Decided::Done(decision) => return Ok(decision),
                 Decided::Windows(keys) => self.make_windows(&keys).await?,
                 Decided::Midnight => {}
@@ -60,7 +65,7 @@ impl PostgresLedger {
         Err(LedgerError::Inconsistent("a budget window that was made is not there".to_owned()).into())
     }
 
-    async fn decide_once(&self, intent: &Intent, token: [u8; 16], may_be_done: bool) -> Result<Decided, Fault> {
+    async fn decide_once(&self, intent: &Intent, token: [u8; 16]) -> Result<Decided, Fault> {
         let quote = &intent.quote;
         let (agent, unit) = (&quote.agent, quote.unit());
         let mut tx = self.begin(Gate::Shared).await?;
@@ -73,7 +78,7 @@ impl PostgresLedger {
             tx.commit().await?;
             return Ok(Decided::Midnight);
         }
-        if may_be_done && let Some(lease) = mine(&tx, intent.payment_id, token).await? {
+        if let Some(lease) = mine(&tx, intent.payment_id, token).await? {
             tx.commit().await?;
             return Ok(Decided::Done(Decision::Fresh(lease)));
         }
@@ -88,9 +93,11 @@ impl PostgresLedger {
             tx.commit().await?;
             return Ok(Decided::Done(refused));
         }
-        if locked.len() < keys.len() {
+        let counted = |key: &WindowKey| limits.total_per_day.is_some() || key.agent != Subject::Total.as_str();
+        let missing: Vec<_> = keys.iter().filter(|key| !locked.contains_key(key) && counted(key)).cloned().collect();
+        if !missing.is_empty() {
             tx.commit().await?;
-            return Ok(Decided::Windows(keys));
+            return Ok(Decided::Windows(missing));
         }
         let lease = Lease {
             token,
@@ -100,8 +107,7 @@ impl PostgresLedger {
         insert(&tx, intent, &day, &lease).await?;
         let reserved = Note { event: "reserved", amount: Some(ask.amount), ..Note::default() };
         rows::note(&tx, intent.payment_id, reserved).await?;
-        for key in &keys {
-            let window = locked.get(key).copied().unwrap_or_default();
+        for (key, window) in &locked {
             windows::write(&tx, key, window.reserve(ask.amount)?).await?;
         }
         tx.commit().await?;

@@ -5,6 +5,7 @@ use std::str::FromStr;
 use tokio_postgres::Row;
 use tokio_postgres::types::{FromSql, ToSql, Type};
 
+use super::numeric::Numeric;
 use super::tx::{Fault, Param, Tx};
 use crate::ledger::audit::Audited;
 use crate::ledger::limits::{Window, WindowKey};
@@ -235,6 +236,18 @@ pub(super) fn window(row: &Row) -> Result<(WindowKey, Window), LedgerError> {
     let unit = Unit { network: parsed(row, "network")?, asset: parsed(row, "asset")? };
     let key = WindowKey { agent: get(row, "agent")?, unit, kind, key: get(row, "key")? };
     Ok((key, Window { held: parsed(row, "held")?, spent: parsed(row, "spent")? }))
+}
+
+/// The same with its figures in binary.
+pub(super) fn numeric_window(row: &Row) -> Result<(WindowKey, Window), LedgerError> {
+    let kind = match get(row, "kind")? {
+        "day" => "day",
+        "session" => "session",
+        _ => return Err(broken("kind")),
+    };
+    let unit = Unit { network: parsed(row, "network")?, asset: parsed(row, "asset")? };
+    let key = WindowKey { agent: get(row, "agent")?, unit, kind, key: get(row, "key")? };
+    Ok((key, Window { held: get::<Numeric>(row, "held")?.0, spent: get::<Numeric>(row, "spent")?.0 }))
 }
 
 /// One line of `payment_events`.

@@ -24,7 +24,7 @@ const UNKNOWN: Duration = Duration::from_secs(10);
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Gate {
     None,
-    /// Of a decision: `suspend` waits until it is over.
+    /// Of a decision, which `suspend` waits for, and of whatever moves a counter.
     Shared,
     /// Of `suspend`: it returns when no earlier decision is under way.
     Exclusive,
@@ -34,7 +34,7 @@ pub(super) enum Gate {
 
 impl Gate {
     /// One lock per schema: two Tollways in one database do not wait for each other.
-    fn sql(self) -> &'static str {
+    pub(super) fn sql(self) -> &'static str {
         match self {
             Gate::None => "",
             Gate::Shared => {
@@ -57,7 +57,7 @@ pub(super) struct Tx {
 }
 
 /// Never behind the newest event: a standby that took over may have another clock.
-const NOW: &str =
+pub(super) const NOW: &str =
     "SELECT GREATEST(tollway_now(), COALESCE((SELECT at FROM payment_events ORDER BY id DESC LIMIT 1), 0))";
 
 impl PostgresLedger {
@@ -65,7 +65,7 @@ impl PostgresLedger {
         let (lock, statement) = (self.options.lock_timeout, self.options.statement_timeout);
         let (lock, statement) = match gate {
             // Longer than any transaction that it waits for.
-            Gate::Exclusive => (statement * 3, statement * 3),
+            Gate::Exclusive => (self.wire.alone(), self.wire.alone()),
             Gate::None | Gate::Shared | Gate::Limits => (lock, statement),
         };
         let begin = format!("{} {} {NOW}", self.wire.begin_with(lock, statement), gate.sql());

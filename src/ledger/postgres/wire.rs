@@ -12,6 +12,7 @@ use tokio_postgres::{Error, Row, RowStream, SimpleQueryMessage, Statement};
 
 use super::Options;
 use super::database::{Database, Pooler};
+use crate::ledger::LedgerError;
 
 pub(super) type Param<'a> = (&'a (dyn ToSql + Sync), Type);
 
@@ -94,6 +95,20 @@ impl Wire {
         sql
     }
 
+    /// Of a transaction that waits until it is the only one: longer than any that it waits for.
+    pub fn alone(&self) -> Duration {
+        self.statement * 3
+    }
+
+    pub fn begin_alone(&self) -> String {
+        self.begin_with(self.alone(), self.alone())
+    }
+
+    /// The server gives up before we do, unless it is gone.
+    pub fn patience(&self) -> Duration {
+        self.statement + Duration::from_secs(3)
+    }
+
     /// One snapshot to read a whole table in.
     pub fn begin_snapshot(&self, statement: Duration) -> String {
         let mut sql = self.begin_with(self.lock, statement).replacen(
@@ -116,7 +131,34 @@ pub(super) struct Session {
     named: bool,
 }
 
-/// A statement that goes on the wire at the first poll of [`Session::send`] or [`Session::execute`].
+/// A connection that ends with whoever drops it, as when a caller goes away in the middle of a transaction: another one
+/// would go on in it.
+pub(super) struct Guarded(Option<Session>);
+
+impl Guarded {
+    pub fn new(session: Session) -> Guarded {
+        Guarded(Some(session))
+    }
+
+    pub fn session(&self) -> Result<&Session, LedgerError> {
+        self.0.as_ref().ok_or_else(|| LedgerError::Unavailable("the connection is gone".to_owned()))
+    }
+
+    /// Between two transactions: back to the pool.
+    pub fn give_back(mut self) {
+        self.0 = None;
+    }
+}
+
+impl Drop for Guarded {
+    fn drop(&mut self) {
+        if let Some(session) = self.0.take() {
+            session.discard();
+        }
+    }
+}
+
+/// A statement that goes on the wire at the first poll of [`Session::send`].
 #[derive(Clone)]
 pub(super) enum Ready {
     Prepared(Statement),
@@ -127,7 +169,6 @@ impl Session {
     /// For statements that are pipelined: get them ready first, then poll them in the order of the wire
     /// (`futures_util::join!` and `future::join` do, `tokio::join!` does not). On a connection of our own the first use
     /// costs a round trip. A ready statement belongs to this session.
-    #[allow(dead_code, reason = "the pipelined path is built on it")]
     pub async fn ready(&self, sql: &'static str, types: &'static [Type]) -> Result<Ready, Error> {
         match self.named {
             true => Ok(Ready::Prepared(self.client.prepare_typed_cached(sql, types).await?)),
@@ -135,20 +176,10 @@ impl Session {
         }
     }
 
-    #[allow(dead_code, reason = "the pipelined path is built on it")]
     pub async fn send(&self, ready: &Ready, params: &[&(dyn ToSql + Sync)]) -> Result<Vec<Row>, Error> {
         match ready {
             Ready::Prepared(statement) => self.client.query(statement, params).await,
             Ready::Unnamed(sql, types) => self.client.query_typed(sql, &typed(params, types)).await,
-        }
-    }
-
-    /// How many rows it touched.
-    #[allow(dead_code, reason = "the pipelined path is built on it")]
-    pub async fn execute(&self, ready: &Ready, params: &[&(dyn ToSql + Sync)]) -> Result<u64, Error> {
-        match ready {
-            Ready::Prepared(statement) => self.client.execute(statement, params).await,
-            Ready::Unnamed(sql, types) => self.client.execute_typed(sql, &typed(params, types)).await,
         }
     }
 
@@ -180,6 +211,10 @@ impl Session {
 
     pub async fn batch(&self, sql: &str) -> Result<(), Error> {
         self.client.batch_execute(sql).await
+    }
+
+    pub fn is_closed(&self) -> bool {
+        self.client.is_closed()
     }
 
     /// Ends the connection.

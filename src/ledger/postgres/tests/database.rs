@@ -65,12 +65,14 @@ async fn the_database_itself_refuses_what_the_program_never_does() {
 #[tokio::test]
 async fn an_audit_names_every_difference() {
     let schema = Schema::new().await;
-    schema.ledger.replace_limits("file", &[limit()]).await.unwrap();
+    // With a limit on all agents together their day is counted too.
+    let total = Limit { subject: Subject::Total, ..limit() };
+    schema.ledger.replace_limits("file", &[limit(), total]).await.unwrap();
     schema.reserve(CALL).await.unwrap();
     schema.reserve(Call { n: 2, call: 2, session: Some("s"), ..CALL }).await.unwrap();
     assert_eq!(schema.ledger.audit().await.unwrap().differences, []);
     schema.sql("UPDATE budget_windows SET held = 150 WHERE agent = 'a' AND kind = 'day'").await.unwrap();
-    schema.sql("DELETE FROM budget_windows WHERE agent = 'total'").await.unwrap();
+    schema.sql("UPDATE budget_windows SET held = 50 WHERE agent = 'total'").await.unwrap();
     schema
         .sql("INSERT INTO budget_windows VALUES ('z', 'stellar:testnet', 'CUSDC', 'day', '2026-12-02', 0, 5)")
         .await

@@ -12,7 +12,7 @@ use crate::ledger::table::{CALL, LEASE_MS, agent, amount, id, limit, unit};
 
 /// What happens to the next COMMIT.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Cut {
+pub(super) enum Cut {
     /// It arrives, and its answer does not.
     After,
     /// It does not arrive, and the server sees the end of the connection.
@@ -22,10 +22,10 @@ enum Cut {
 }
 
 /// Stands between the ledger and its server.
-struct Proxy {
+pub(super) struct Proxy {
     port: u16,
     next: Arc<Mutex<Option<Cut>>>,
-    cuts: Arc<AtomicUsize>,
+    pub(super) cuts: Arc<AtomicUsize>,
 }
 
 impl Proxy {
@@ -43,7 +43,7 @@ impl Proxy {
         Proxy { port, next, cuts }
     }
 
-    fn cut(&self, cut: Cut) {
+    pub(super) fn cut(&self, cut: Cut) {
         *self.next.lock().unwrap() = Some(cut);
     }
 }
@@ -87,7 +87,7 @@ async fn relay(client: TcpStream, server: TcpStream, next: Arc<Mutex<Option<Cut>
 }
 
 /// The ledger of a schema through a proxy.
-async fn proxied(schema: &Schema) -> (Proxy, PostgresLedger) {
+pub(super) async fn proxied(schema: &Schema) -> (Proxy, PostgresLedger) {
     let url = schema.url();
     let address = url.split_once('@').unwrap().1.split_once('/').unwrap().0.to_owned();
     let proxy = Proxy::start(address.clone()).await;
@@ -97,7 +97,7 @@ async fn proxied(schema: &Schema) -> (Proxy, PostgresLedger) {
     (proxy, ledger)
 }
 
-fn request(n: u8) -> SettleRequest<'static> {
+pub(super) fn request(n: u8) -> SettleRequest<'static> {
     SettleRequest {
         payment_id: id(n),
         amount: amount("100"),
@@ -277,17 +277,27 @@ async fn a_stop_waits_for_a_frozen_replica_and_the_database_cuts_it_off() {
     assert!(matches!(schema.reserve(CALL).await.unwrap(), Decision::Suspended));
 }
 
-/// As a failover, a restart of a pooler, or an operator does it.
+/// As a failover, a restart of a pooler, or an operator does it: all of the ledger's sessions, those of the lanes too.
 #[tokio::test]
 async fn sessions_that_were_ended_cost_a_call_nothing() {
     let schema = Schema::new().await;
     schema.ledger.replace_limits("file", &[limit()]).await.unwrap();
+    // By its role, so that no other test's sessions are ended.
+    let role = format!("{}_role", schema.name);
+    schema.sql(&format!("CREATE ROLE {role} SUPERUSER LOGIN")).await.unwrap();
+    let url = format!("postgresql://{role}@{}", schema.url().split_once('@').unwrap().1);
+    let database = Database::parse(&url, None).unwrap();
+    let ledger = PostgresLedger::connect(&database, world(), Some(ring(1)), options()).await.unwrap();
+    let end = format!("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE usename = '{role}'");
     for n in 1..=5 {
-        let backend = schema.ledger.begin(tx::Gate::None).await.unwrap();
-        let pid: i32 = backend.row("SELECT pg_backend_pid() AS pid", &[]).await.unwrap().unwrap().get("pid");
-        drop(backend);
-        schema.sql(&format!("SELECT pg_terminate_backend({pid})")).await.unwrap();
-        assert!(matches!(schema.reserve(Call { n, call: n, ..CALL }).await.unwrap(), Decision::Fresh(_)));
+        let decided = ledger.decide(&Call { n, call: n, ..CALL }.intent()).await.unwrap();
+        assert!(matches!(decided, Decision::Fresh(_)));
+        let ended = schema.sql(&end).await.unwrap();
+        assert!(ended.len() >= 2, "the lane's session and one of the pool: {ended:?}");
+        assert!(matches!(ledger.settle(request(n)).await.unwrap(), SettleOutcome::Settled));
+        assert!(ledger.lookup(&agent("a"), By::Id(id(n))).await.unwrap().is_some());
     }
+    drop(ledger);
+    schema.sql(&format!("DROP ROLE {role}")).await.unwrap();
     assert_eq!(schema.ledger.audit().await.unwrap().differences, []);
 }

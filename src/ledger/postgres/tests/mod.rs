@@ -3,6 +3,7 @@
 
 mod database;
 mod failures;
+mod lanes;
 mod races;
 mod server;
 
