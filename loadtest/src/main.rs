@@ -9,6 +9,7 @@ mod parts;
 #[allow(dead_code, reason = "each scenario takes what it needs")]
 mod report;
 mod rolling;
+mod stop;
 
 use std::process::ExitCode;
 
@@ -43,6 +44,8 @@ enum Scenario {
     Chaos(chaos::Args),
     /// A rolling restart under paid load: no payment twice, no receipt lost, no search failed
     Rolling(rolling::Args),
+    /// The kill switch, while one replica is frozen and another cut off: nothing is reserved or signed after it
+    Stop(stop::Args),
 }
 
 #[tokio::main]
@@ -80,5 +83,6 @@ async fn play(scenario: Scenario) -> Result<Report> {
         Scenario::Cap(args) => cap::run(args).await,
         Scenario::Chaos(args) => chaos::run(args).await,
         Scenario::Rolling(args) => rolling::run(args).await,
+        Scenario::Stop(args) => stop::run(args).await,
     }
 }
