@@ -215,7 +215,8 @@ impl Parts<'_> {
 
 /// Whether `token` has the form of one, whoever issued it.
 pub fn looks_like_a_jwt(token: &str) -> bool {
-    Parts::of(token).is_some_and(|parts| [parts.header, parts.claims].iter().all(|part| part.starts_with(b"{")))
+    Parts::of(token)
+        .is_some_and(|parts| [parts.header, parts.claims].iter().all(|part| part.trim_ascii_start().starts_with(b"{")))
 }
 
 /// A NumericDate (RFC 7519 section 2), which may have a fraction, as unix milliseconds.
