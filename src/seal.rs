@@ -3,17 +3,24 @@
 //!
 //! Sealed form: `1 (version) | key id, 8 bytes | nonce, 12 bytes | ciphertext and tag`. The version, the key id and the
 //! caller's context are authenticated. To rotate: put the new key first, keep the old one behind it until nothing that
-//! it sealed or signed is alive.
+//! it sealed or signed is alive. A ring file is read again when it changes. Replicas see the change at different times,
+//! so a new first key opens and verifies at once, and seals and signs a while later ([`SIGN_AFTER`]).
 
 use std::fmt;
 use std::fs;
 use std::io::{self, Write};
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
+use std::pin::pin;
+use std::sync::{Arc, PoisonError, RwLock};
+use std::time::Duration;
 
 use aws_lc_rs::{aead, hkdf, hmac};
 use base64::Engine;
 use base64::engine::general_purpose::{STANDARD_NO_PAD, URL_SAFE_NO_PAD};
+use futures_util::future::{Either, select};
+use tokio::time::{Instant, sleep};
+use tokio_util::sync::CancellationToken;
 use zeroize::Zeroizing;
 
 use crate::ports::World;
@@ -25,6 +32,10 @@ const HEAD_LEN: usize = 1 + ID_LEN + aead::NONCE_LEN;
 const MAX_KEYS: usize = 16;
 /// A ring file or variable is never longer.
 const MAX_TEXT: usize = 16 * 1024;
+/// Until every replica has read a changed file: a mounted Secret takes up to two minutes, and [`WATCH`] comes on top.
+pub const SIGN_AFTER: Duration = Duration::from_secs(180);
+/// Between two looks at the ring file.
+const WATCH: Duration = Duration::from_secs(5);
 
 #[derive(Debug, thiserror::Error)]
 pub enum SealError {
@@ -44,10 +55,26 @@ pub enum SealError {
     File(PathBuf, io::Error),
 }
 
-/// Newest key first: it seals and signs; all of them open and verify.
+/// Newest key first: it seals and signs; all of them open and verify. Clones share what a reload brings.
 #[derive(Clone)]
 pub struct KeyRing {
-    keys: Vec<RingKey>,
+    keys: Arc<RwLock<Arc<Keys>>>,
+    /// Where it was read, if it is read again.
+    file: Option<Arc<Path>>,
+    sign_after: Duration,
+}
+
+struct Keys {
+    all: Vec<RingKey>,
+    /// The key that seals and signs until that moment, when the first one takes over.
+    before: Option<(usize, Instant)>,
+}
+
+impl Keys {
+    fn signing(&self) -> Option<&RingKey> {
+        let index = self.before.filter(|(_, until)| Instant::now() < *until).map_or(0, |(index, _)| index);
+        self.all.get(index)
+    }
 }
 
 #[derive(Clone)]
@@ -98,7 +125,21 @@ impl KeyRing {
         if keys.iter().any(|key| key.len() < 32) {
             return Err(SealError::KeyTooShort);
         }
-        Ok(KeyRing { keys: keys.iter().map(|key| RingKey::new(key)).collect() })
+        Ok(KeyRing::of(keys.iter().map(|key| RingKey::new(key)).collect()))
+    }
+
+    fn of(all: Vec<RingKey>) -> KeyRing {
+        let keys = Arc::new(RwLock::new(Arc::new(Keys { all, before: None })));
+        KeyRing { keys, file: None, sign_after: SIGN_AFTER }
+    }
+
+    /// How long a new first key of the file waits before it seals and signs.
+    pub fn with_sign_after(self, sign_after: Duration) -> KeyRing {
+        KeyRing { sign_after, ..self }
+    }
+
+    fn keys(&self) -> Arc<Keys> {
+        self.keys.read().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
     /// The text of an environment variable or file: keys separated by commas or line ends, the newest first, each hex
@@ -123,12 +164,62 @@ impl KeyRing {
 
     /// A ring of this process only.
     pub fn ephemeral(world: &World) -> KeyRing {
-        KeyRing { keys: vec![RingKey::new(&*Zeroizing::new(world.random::<32>()))] }
+        KeyRing::of(vec![RingKey::new(&*Zeroizing::new(world.random::<32>()))])
     }
 
-    /// A ring file that somebody else manages, such as a mounted secret. The group may read it, others nothing.
+    /// A ring file that somebody else manages, such as a mounted secret. The group may read it, others nothing. It can
+    /// be read again.
     pub fn load(path: &Path) -> Result<KeyRing, SealError> {
-        read(path, 0o027)
+        Ok(KeyRing { file: Some(path.into()), ..read(path, 0o027)? })
+    }
+
+    /// Takes over what the file holds now, and says whether that is something else; a file that is no ring changes
+    /// nothing. A ring that came from no file stays as it is.
+    pub fn reload(&self) -> Result<bool, SealError> {
+        let Some(path) = &self.file else { return Ok(false) };
+        let all = read(path, 0o027)?.keys().all.clone();
+        let mut held = self.keys.write().unwrap_or_else(PoisonError::into_inner);
+        let ids = |keys: &[RingKey]| keys.iter().map(|key| key.id).collect::<Vec<_>>();
+        if ids(&all) == ids(&held.all) {
+            return Ok(false);
+        }
+        let first = |keys: &[RingKey]| keys.first().map(|key| key.id);
+        let signing = held.signing().map(|key| key.id);
+        // A first key that waits already goes on waiting; one whose predecessor is gone cannot wait.
+        let until = match held.before {
+            Some((_, until)) if first(&held.all) == first(&all) => until,
+            _ => Instant::now() + self.sign_after,
+        };
+        let before = all.iter().position(|key| Some(key.id) == signing).filter(|index| *index > 0);
+        *held = Arc::new(Keys { all, before: before.map(|index| (index, until)) });
+        Ok(true)
+    }
+
+    /// Reads the file again and again until `shutdown`. Returns at once for a ring that came from none.
+    pub async fn watch(self, shutdown: CancellationToken) {
+        let Some(path) = self.file.clone() else { return };
+        let mut failed = None;
+        loop {
+            let (stop, pause) = (pin!(shutdown.cancelled()), pin!(sleep(WATCH)));
+            if let Either::Left(_) = select(stop, pause).await {
+                return;
+            }
+            match self.reload() {
+                Ok(true) => {
+                    let keys = self.keys().all.len();
+                    tracing::info!(path = %path.display(), keys, "the key ring was read again");
+                    failed = None;
+                }
+                Ok(false) => failed = None,
+                Err(error) => {
+                    let error = error.to_string();
+                    if failed.as_ref() != Some(&error) {
+                        tracing::error!(error, "the key ring stays as it was");
+                    }
+                    failed = Some(error);
+                }
+            }
+        }
     }
 
     /// The own key of `stdio` and the sandbox, beside the ledger: made once with mode 0600, shared by every process that
@@ -145,7 +236,8 @@ impl KeyRing {
 
     /// AES-256-GCM with a random nonce; `context` (kind and row) is authenticated, not stored.
     pub fn seal(&self, world: &World, context: &str, plain: &[u8]) -> Vec<u8> {
-        let key = &self.keys[0];
+        let keys = self.keys();
+        let key = keys.signing().expect("a ring has a key");
         let nonce: [u8; aead::NONCE_LEN] = world.random();
         let mut body = plain.to_vec();
         key.aead()
@@ -164,7 +256,8 @@ impl KeyRing {
         let (version, rest) = head.split_first().ok_or(SealError::Open)?;
         let (id, nonce) = rest.split_at_checked(ID_LEN).ok_or(SealError::Open)?;
         let nonce = aead::Nonce::try_assume_unique_for_key(nonce).map_err(|_| SealError::Open)?;
-        let key = self.keys.iter().find(|key| *version == VERSION && key.id == *id).ok_or(SealError::Open)?;
+        let keys = self.keys();
+        let key = keys.all.iter().find(|key| *version == VERSION && key.id == *id).ok_or(SealError::Open)?;
         let mut body = body.to_vec();
         let plain = key.aead().open_in_place(nonce, aad(&key.id, context), &mut body).map_err(|_| SealError::Open)?;
         let length = plain.len();
@@ -174,20 +267,22 @@ impl KeyRing {
 
     /// HMAC-SHA256 under the newest key, for `purpose`.
     pub fn sign(&self, purpose: &str, message: &[u8]) -> [u8; 32] {
+        let keys = self.keys();
+        let key = keys.signing().expect("a ring has a key");
         let mut out = [0; 32];
-        out.copy_from_slice(hmac::sign(&self.keys[0].mac(purpose), message).as_ref());
+        out.copy_from_slice(hmac::sign(&key.mac(purpose), message).as_ref());
         out
     }
 
     /// Constant time, against every key of the ring.
     pub fn verify(&self, purpose: &str, message: &[u8], tag: &[u8]) -> bool {
-        self.keys.iter().any(|key| hmac::verify(&key.mac(purpose), message, tag).is_ok())
+        self.keys().all.iter().any(|key| hmac::verify(&key.mac(purpose), message, tag).is_ok())
     }
 }
 
 impl fmt::Debug for KeyRing {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "KeyRing({} keys)", self.keys.len())
+        write!(f, "KeyRing({} keys)", self.keys().all.len())
     }
 }
 
@@ -288,6 +383,41 @@ mod tests {
         assert!(new.open("c", &sealed).is_err() && !new.verify("session", b"m", &tag));
         assert!(new.open("c", &both.seal(&world(), "c", b"x")).is_ok(), "the newest key seals");
         assert!(new.verify("session", b"m", &both.sign("session", b"m")), "the newest key signs");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_rotation_over_replicas_drops_nothing_that_one_of_them_signed() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("ring");
+        let write = |keys: &[u8]| {
+            let text: Vec<String> = keys.iter().map(|b| hex::encode([*b; 32])).collect();
+            fs::write(&path, text.join("\n")).unwrap();
+            fs::set_permissions(&path, fs::Permissions::from_mode(0o440)).unwrap();
+        };
+        write(&[1]);
+        let (a, b) = (KeyRing::load(&path).unwrap(), KeyRing::load(&path).unwrap());
+        let shared = a.clone();
+        assert!(!a.reload().unwrap(), "nothing has changed");
+        let old = a.sign("session", b"m");
+        // A has read the new file, B not yet: what A signs and seals must be good at B.
+        write(&[2, 1]);
+        assert!(a.reload().unwrap());
+        let between = a.sign("session", b"m");
+        assert!(b.verify("session", b"m", &between) && b.open("c", &a.seal(&world(), "c", b"x")).is_ok());
+        assert!(a.verify("session", b"m", &ring(&[2]).sign("session", b"m")), "the new key verifies at once");
+        assert!(b.reload().unwrap());
+        tokio::time::sleep(SIGN_AFTER).await;
+        let new = shared.sign("session", b"m");
+        assert!(new != old && ring(&[2]).verify("session", b"m", &new), "then it signs, in every clone");
+        assert!(b.verify("session", b"m", &new) && b.verify("session", b"m", &old));
+        // A file that is being written, or that others may read, changes nothing.
+        fs::write(&path, "0badc0de").unwrap();
+        assert!(a.reload().is_err() && a.verify("session", b"m", &new) && a.verify("session", b"m", &old));
+        // A ring without the key that signed cannot wait.
+        write(&[3]);
+        assert!(a.reload().unwrap());
+        assert!(ring(&[3]).verify("session", b"m", &a.sign("session", b"m")) && !a.verify("session", b"m", &old));
+        assert!(!ring(&[1]).reload().unwrap(), "no file, no reload");
     }
 
     #[test]

@@ -148,6 +148,11 @@ impl Server {
         found
     }
 
+    /// Reads a ring file again when it changes: every process that signs or seals runs it.
+    pub fn watch_keys(&self, shutdown: CancellationToken) -> impl Future<Output = ()> + Send + 'static {
+        self.ring.clone().watch(shutdown)
+    }
+
     /// `/mcp` and `/healthz`.
     pub fn router(&self, config: &Config, shutdown: CancellationToken) -> axum::Router {
         let authenticator =

@@ -32,7 +32,8 @@ pub async fn serve(config: Config, path: Option<PathBuf>) -> Result<ExitCode, Fa
     tracing::info!(address = %at, paying = server.paying.is_some(), "serving MCP at /mcp");
     let ended = end_on_signal(&world, shutdown.clone());
     beside(&server, &config, path, &world, &shutdown);
-    mcp::serve::serve(machine::TcpListener(listener), world.clone(), app, shutdown.clone()).await;
+    let listener = machine::TcpListener(listener);
+    mcp::serve::serve_within(config.http.bounds, listener, world.clone(), app, shutdown.clone()).await;
     shutdown.cancel();
     drop(ended);
     drop(server);
@@ -62,11 +63,12 @@ pub async fn stdio(config: Config, path: Option<PathBuf>) -> Result<ExitCode, Fa
     }
 }
 
-/// The sweep, and the look at what changes: until `shutdown`, each in a task of its own.
+/// The sweep, and the looks at what changes: until `shutdown`, each in a task of its own.
 fn beside(server: &Server, config: &Config, path: Option<PathBuf>, world: &World, shutdown: &CancellationToken) {
     if let Some(sweep) = server.sweep(config) {
         world.spawn.spawn(Box::pin(sweep.run(shutdown.clone())));
     }
+    world.spawn.spawn(Box::pin(server.watch_keys(shutdown.clone())));
     if let Some(reload) = server.reload(config, path) {
         world.spawn.spawn(Box::pin(reload.run(shutdown.clone())));
     }

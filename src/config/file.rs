@@ -59,6 +59,10 @@ pub struct Http {
     pub allowed_origins: Vec<String>,
     pub max_body_bytes: Option<usize>,
     pub max_concurrent_requests: Option<usize>,
+    pub max_connections: Option<usize>,
+    pub max_connections_per_source: Option<usize>,
+    pub idle_timeout_ms: Option<u64>,
+    pub write_timeout_ms: Option<u64>,
     pub drain_ms: Option<u64>,
     pub unready_wait_ms: Option<u64>,
 }
@@ -142,6 +146,7 @@ pub struct Network {
 pub struct Keys {
     pub ring_env: Option<String>,
     pub ring_file: Option<String>,
+    pub sign_after_ms: Option<u64>,
 }
 
 #[derive(Debug, Default, Deserialize)]

@@ -6,6 +6,7 @@ use std::time::Duration;
 use super::value::bounded;
 use super::value::millis;
 use super::{ConfigError, Source, file, refuse};
+use crate::mcp::serve::Bounds;
 use crate::mcp::{RateLimit, access};
 
 #[derive(Debug, Clone)]
@@ -17,6 +18,7 @@ pub struct Http {
     pub allowed_origins: Vec<String>,
     pub max_body_bytes: usize,
     pub max_concurrent_requests: usize,
+    pub bounds: Bounds,
     pub drain: Duration,
     /// After SIGTERM requests are taken for this long, while `/readyz` says no: load balancers look away meanwhile.
     /// `None`: not written.
@@ -37,6 +39,15 @@ pub(super) fn http(file: file::Http, source: &dyn Source) -> Result<Http, Config
         let problem = format!("{origin:?} is no origin: write scheme and host, such as https://app.example.com");
         return refuse("http.allowed_origins", problem);
     }
+    let per_source = file.max_connections_per_source;
+    let connections = bounded("http.max_connections", file.max_connections, 4096, 1, 1_000_000)?;
+    let bounds = Bounds {
+        connections,
+        per_source: bounded("http.max_connections_per_source", per_source, connections, 1, 1_000_000)?,
+        idle: millis("http.idle_timeout_ms", file.idle_timeout_ms, 75_000, 1_000, 3_600_000)?,
+        write: millis("http.write_timeout_ms", file.write_timeout_ms, 30_000, 1_000, 600_000)?,
+        ..Bounds::default()
+    };
     Ok(Http {
         bind: bind.parse().or_else(|_| refuse("http.bind", format!("{bind:?} is not an IP address")))?,
         port,
@@ -51,6 +62,7 @@ pub(super) fn http(file: file::Http, source: &dyn Source) -> Result<Http, Config
             1,
             100_000,
         )?,
+        bounds,
         drain: millis("http.drain_ms", file.drain_ms, 30_000, 0, 3_600_000)?,
         unready_wait: match file.unready_wait_ms {
             Some(_) => Some(millis("http.unready_wait_ms", file.unready_wait_ms, 0, 0, 600_000)?),

@@ -10,6 +10,8 @@ pub(crate) mod access;
 pub mod auth;
 #[cfg(feature = "roles")]
 mod body;
+#[cfg(feature = "roles")]
+mod connection;
 mod dispatch;
 #[cfg(feature = "roles")]
 mod ended;
