@@ -4,7 +4,7 @@
 //! says of itself (`X-Forwarded-Host`) is ignored, because anybody can say it.
 
 use http::HeaderMap;
-use http::header::{ACCEPT, CONTENT_TYPE, HOST, ORIGIN};
+use http::header::{ACCEPT, CONTENT_ENCODING, CONTENT_TYPE, HOST, ORIGIN};
 use http::uri::Authority;
 
 use super::bounded;
@@ -122,6 +122,11 @@ pub fn is_json(headers: &HeaderMap) -> bool {
         && (value == "application/json" || (value.starts_with("application/") && value.ends_with("+json")))
 }
 
+/// A body that is as it says: nothing is unpacked here, because a small body could become a large one.
+pub fn is_plain(headers: &HeaderMap) -> bool {
+    headers.get_all(CONTENT_ENCODING).iter().all(|coding| coding.as_bytes().eq_ignore_ascii_case(b"identity"))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -225,5 +230,8 @@ mod tests {
         assert!(json(&[]) && json(&["application/json"]) && json(&["Application/JSON; charset=utf-8"]));
         assert!(!json(&["text/plain"]) && !json(&["application/x-www-form-urlencoded"]));
         assert!(!json(&["application/json", "text/plain"]));
+        let plain = |values: &[&str]| is_plain(&map(CONTENT_ENCODING, values));
+        assert!(plain(&[]) && plain(&["identity"]) && plain(&["Identity"]));
+        assert!(!plain(&["gzip"]) && !plain(&["identity", "gzip"]) && !plain(&["identity, br"]) && !plain(&[""]));
     }
 }

@@ -15,7 +15,9 @@ use axum::response::Response;
 use axum::routing::{any, get};
 use bytes::{Bytes, BytesMut};
 use futures_util::future::{Either, select};
-use http::header::{ALLOW, CACHE_CONTROL, CONTENT_LENGTH, CONTENT_TYPE, RETRY_AFTER, WWW_AUTHENTICATE};
+use http::header::{
+    ACCEPT_ENCODING, ALLOW, CACHE_CONTROL, CONTENT_LENGTH, CONTENT_TYPE, RETRY_AFTER, WWW_AUTHENTICATE,
+};
 use http::request::Parts;
 use http::{HeaderMap, HeaderValue, Method, StatusCode};
 use http_body_util::BodyExt as _;
@@ -80,6 +82,13 @@ async fn mcp(State(door): State<Arc<Door>>, request: Request) -> Response {
         Ok(identity) => identity,
         Err(refused) => return *refused,
     };
+    // Whatever the request is: a proxy might have routed on the other one.
+    for name in [headers::SESSION_ID, headers::PROTOCOL_VERSION] {
+        if let Err(reason) = headers::single(&head.headers, name) {
+            let error = RpcError::new(code::HEADER_MISMATCH, format!("Header mismatch: {reason}"));
+            return refuse(StatusCode::BAD_REQUEST, None, &error);
+        }
+    }
     match head.method {
         Method::POST => door.post(&head.headers, body, identity).await.unwrap_or_else(|refused| *refused),
         Method::GET => door.get(&head.headers, identity.agent).await.unwrap_or_else(|refused| *refused),
@@ -193,6 +202,13 @@ impl Door {
             let error = RpcError::invalid_request("The Content-Type must be application/json");
             return Err(Box::new(refuse(StatusCode::UNSUPPORTED_MEDIA_TYPE, None, &error)));
         }
+        if !access::is_plain(headers) {
+            let error = RpcError::invalid_request("The body must be sent as it is, without Content-Encoding");
+            let mut response = refuse(StatusCode::UNSUPPORTED_MEDIA_TYPE, None, &error);
+            // RFC 9110 section 12.5.3: what the request could have been sent in.
+            response.headers_mut().insert(ACCEPT_ENCODING, HeaderValue::from_static("identity"));
+            return Err(Box::new(response));
+        }
         let takes = access::accept(headers);
         let stream = match takes {
             access::Takes { json: true, stream: false } => Stream::Never,
@@ -286,6 +302,12 @@ impl Door {
             Era::Session if method == "initialize" => return self.initialize(&caller, &id, params.as_deref()),
             Era::Session => {
                 let session = self.session(caller.headers, caller.agent.as_ref(), Some(&id)).await?;
+                let agreed = session.revision.as_str();
+                if let Some(other) = declared.and_then(json::string).filter(|version| *version != agreed) {
+                    let other = bounded(&other);
+                    let reason = format!("Invalid request: _meta has {other:?} but the session's is {agreed:?}");
+                    return Err(bad(RpcError::invalid_request(reason)));
+                }
                 (session.revision, Some(session.name))
             }
         };
@@ -494,9 +516,27 @@ impl Door {
         agent: Option<&AgentId>,
         id: Option<&RawValue>,
     ) -> Result<Session, Refused> {
-        let refuse = |status, reason: &str| Box::new(refuse(status, id, &RpcError::invalid_request(reason)));
+        let respond = refuse;
+        let refuse = |status, reason: &str| Box::new(respond(status, id, &RpcError::invalid_request(reason)));
         match headers::single(headers, headers::SESSION_ID) {
-            Ok(Some(token)) => session::verify(&self.front.settings, token, agent).ok_or_else(|| not_found(id)),
+            Ok(Some(token)) => {
+                let session = session::verify(&self.front.settings, token, agent).ok_or_else(|| not_found(id))?;
+                // 2025-03-26 has no such header: absent, the session knows.
+                match headers::single(headers, headers::PROTOCOL_VERSION) {
+                    Ok(None) => Ok(session),
+                    Ok(Some(header)) if header == session.revision.as_str() => Ok(session),
+                    Ok(Some(header)) if Revision::parse(header).is_none() => {
+                        let error = revision::unsupported(header, self.front.supported);
+                        Err(Box::new(respond(StatusCode::BAD_REQUEST, id, &error)))
+                    }
+                    Ok(Some(header)) => {
+                        let (header, agreed) = (bounded(header), session.revision.as_str());
+                        let reason = format!("MCP-Protocol-Version is {header:?} but the session's is {agreed:?}");
+                        Err(refuse(StatusCode::BAD_REQUEST, &reason))
+                    }
+                    Err(reason) => Err(refuse(StatusCode::BAD_REQUEST, &reason)),
+                }
+            }
             Ok(None) => {
                 let reason = "The Mcp-Session-Id header is missing: initialize first, or declare 2026-07-28 in _meta";
                 Err(refuse(StatusCode::BAD_REQUEST, reason))

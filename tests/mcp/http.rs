@@ -9,7 +9,7 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
-use tollway::mcp::serve::serve;
+use tollway::mcp::serve::{Bounds, serve, serve_within};
 use tollway::mcp::{Authenticator, Settings, StaticKeys, router};
 use tollway::ports::machine::TcpListener;
 
@@ -618,4 +618,125 @@ async fn one_call_too_many_is_told_to_come_back() {
     assert_eq!((answer.status, answer.header("retry-after")), (503, Some("1")));
     server.fixture.release.notify_one();
     until(&mut stream, "waited").await;
+}
+
+#[tokio::test]
+async fn what_two_readers_could_read_differently_is_refused() {
+    let server = public().await;
+    let (_, token) = server.initialize("2025-06-18", &[]).await;
+    let (session, list) = (("Mcp-Session-Id", token.as_str()), request("1", "tools/list", "{}"));
+    let version = |value| ("MCP-Protocol-Version", value);
+    let declares = request("1", "tools/list", &stateless("").replace("2026-07-28", "2025-11-25"));
+    let agrees = request("1", "tools/list", &stateless("").replace("2026-07-28", "2025-06-18"));
+    for (headers, body, status) in [
+        (&[session][..], &list, 200),
+        (&[session, version("2025-06-18")], &list, 200),
+        (&[session, version("2025-06-18")], &agrees, 200),
+        (&[session, version("2025-11-25")], &list, 400),
+        (&[session, version("2025-03-26")], &list, 400),
+        (&[session, version("1.0")], &list, 400),
+        (&[session, version("2025-06-18"), version("2025-06-18")], &list, 400),
+        (&[session, version("2025-06-18")], &declares, 400),
+        (&[session, session], &list, 400),
+        (&[session, ("Mcp-Session-Id", "other")], &list, 400),
+        (&[session, ("Content-Encoding", "gzip")], &list, 415),
+        (&[session, ("Content-Encoding", "identity")], &list, 200),
+    ] {
+        let answer = server.post(headers, body).await;
+        assert_eq!(answer.status, status, "{headers:?} {body}: {answer:?}");
+        assert_eq!(answer.header("accept-encoding"), (status == 415).then_some("identity"));
+    }
+    for headers in [&[session, version("2025-11-25")][..], &[session, session]] {
+        let mut all = vec![("Host", "localhost"), ("Accept", "text/event-stream")];
+        all.extend_from_slice(headers);
+        assert_eq!(server.raw("GET", &all, "").await.status, 400, "{headers:?}");
+    }
+    let stateless = [version("2026-07-28"), ("Mcp-Session-Id", "a"), ("Mcp-Session-Id", "b")];
+    assert_eq!(server.post(&stateless, &list).await.status, 400, "ignored there, but not twice");
+}
+
+/// A server whose connections are within `bounds`.
+async fn bounded_server(bounds: Bounds, settings: Settings) -> Server {
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let addr = listener.local_addr().unwrap();
+    let (fixture, shutdown, world) = (fixture(), settings.shutdown.clone(), settings.world.clone());
+    let app = router(settings, fixture.clone(), Authenticator::Public);
+    let serving = serve_within(bounds, TcpListener(listener), world.clone(), app, shutdown.clone());
+    world.spawn.spawn(Box::pin(serving));
+    Server { addr, fixture, shutdown }
+}
+
+/// Until the other side has closed it; what it sent before does not matter.
+async fn closed(stream: &mut TcpStream) -> bool {
+    let mut piece = [0; 4096];
+    let end = async { while !matches!(stream.read(&mut piece).await, Ok(0) | Err(_)) {} };
+    timeout(PATIENCE, end).await.is_ok()
+}
+
+#[tokio::test]
+async fn connections_are_counted_and_a_place_is_given_back() {
+    let server = bounded_server(Bounds { per_source: 2, ..Bounds::default() }, settings()).await;
+    let first = TcpStream::connect(server.addr).await.unwrap();
+    let _second = TcpStream::connect(server.addr).await.unwrap();
+    let mut third = TcpStream::connect(server.addr).await.unwrap();
+    assert!(closed(&mut third).await, "one too many");
+    drop(first);
+    let answered = async {
+        loop {
+            let mut stream = TcpStream::connect(server.addr).await.unwrap();
+            let _ = stream.write_all(b"GET /nowhere HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n").await;
+            let mut text = String::new();
+            if stream.read_to_string(&mut text).await.is_ok() && text.starts_with("HTTP/1.1 404") {
+                return;
+            }
+        }
+    };
+    timeout(PATIENCE, answered).await.expect("the place is free again");
+}
+
+#[tokio::test]
+async fn a_slow_head_and_an_idle_connection_are_cut_and_a_call_in_flight_is_not() {
+    let short = Duration::from_secs(1);
+    let settings = Settings { stream_after: Duration::from_secs(600), ..settings() };
+    let server = bounded_server(Bounds { idle: short, ..Bounds::default() }, settings).await;
+    let (_, token) = server.initialize("2025-11-25", &[]).await;
+    let headers = [("Host", "localhost"), ("Mcp-Session-Id", token.as_str())];
+    let body = request("1", "tools/call", r#"{"name":"wait"}"#);
+    let mut waiting = server.open("POST", &headers, &body).await;
+    server.fixture.until("called wait").await;
+    let mut idle = TcpStream::connect(server.addr).await.unwrap();
+    assert!(closed(&mut idle).await, "an idle one");
+    let heads = bounded_server(Bounds { head: short, ..Bounds::default() }, super::settings()).await;
+    let mut slow = TcpStream::connect(heads.addr).await.unwrap();
+    slow.write_all(b"POST /mcp HTTP/1.1\r\nHost: ").await.unwrap();
+    assert!(closed(&mut slow).await, "a head that does not end");
+    server.fixture.release.notify_one();
+    until(&mut waiting, "waited").await;
+}
+
+#[tokio::test]
+async fn a_client_that_does_not_read_is_cut_off() {
+    let settings = Settings { keep_alive: Duration::from_millis(20), ..settings() };
+    let server = bounded_server(Bounds { write: Duration::from_millis(200), ..Bounds::default() }, settings).await;
+    let (_, token) = server.initialize("2025-11-25", &[]).await;
+    // More than the sockets' buffers take, back to back, and never read.
+    let padding = "x".repeat(900_000);
+    let body = request("1", "tools/call", &format!(r#"{{"name":"echo","arguments":{{"p":"{padding}"}}}}"#));
+    let head = format!(
+        "POST /mcp HTTP/1.1\r\nHost: localhost\r\nAccept: {BOTH}\r\nMcp-Session-Id: {token}\r\nContent-Length: {}\r\n\r\n",
+        body.len()
+    );
+    let mut stream = TcpStream::connect(server.addr).await.unwrap();
+    let cut = async {
+        loop {
+            let sent = async {
+                stream.write_all(head.as_bytes()).await?;
+                stream.write_all(body.as_bytes()).await
+            };
+            if sent.await.is_err() {
+                return;
+            }
+        }
+    };
+    timeout(PATIENCE, cut).await.expect("the connection is reset");
 }
