@@ -51,7 +51,7 @@ families! {
         "HTTP requests to the MCP endpoints, by MCP method, protocol revision and class of the HTTP status",
     );
     AUTH_FAILURES: Counter<1> = (
-        "tollway_auth_failures_total", ["reason"], &[],
+        "tollway_auth_failures_total", ["reason"], &[["unauthorized"], ["forbidden"], ["too_many"]],
         "requests that were not let in (401, 403, 429)",
     );
     CALLS: Gauge<0> = (
@@ -60,11 +60,11 @@ families! {
     );
     STREAMS: Gauge<0> = (
         "tollway_streams_open", [], &[],
-        "streams on which nothing but changes and signs of life are sent",
+        "streams of sessions on which the server has nothing but signs of life to send",
     );
     CONNECTIONS: Gauge<0> = (
         "tollway_connections_open", [], &[],
-        "inbound connections to the public port",
+        "inbound connections",
     );
     OUTCOMES: Counter<2> = (
         "tollway_outcomes_total", ["code", "reason"], &[],
@@ -146,9 +146,9 @@ pub fn paid_call(agent: &str, network: &str) -> Span {
     tracing::info_span!("paid_call", agent, network, payment = tracing::field::Empty)
 }
 
-/// `short`: the first 16 characters of a payment's identifier.
-pub fn has_payment(span: &Span, short: &str) {
-    span.record("payment", short);
+/// The paid call that is running is about this payment. `short`: the first 16 characters of its identifier.
+pub fn is_about(short: &str) {
+    Span::current().record("payment", short);
 }
 
 /// Runs a step of a paid call in a span of its own, and measures it. One that is dropped was not measured.

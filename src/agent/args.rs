@@ -133,7 +133,7 @@ mod tests {
     }
     fn said(problem: impl AsRef<Problem>) -> (String, String) {
         let problem = problem.as_ref();
-        (problem.reason.clone(), problem.message.clone())
+        (problem.reason.to_string(), problem.message.clone())
     }
 
     #[test]

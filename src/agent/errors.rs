@@ -1,13 +1,15 @@
 //! The one map from what happened to what the agent is told: code, reason, whether money may have moved, what to do
 //! next. Its rows are those of `docs/outcomes.md`; the match is exhaustive, so a new ending needs a row.
 
+use std::borrow::Cow;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use serde_json::value::RawValue;
 
+use super::schemas;
 use super::time::rfc3339;
 use crate::catalog::CatalogError;
-use crate::ledger::{Ceiling, LedgerError};
+use crate::ledger::{Ceiling, LedgerError, Reason};
 use crate::mcp::RpcError;
 use crate::money::{Amount, PaymentId, Unit};
 use crate::pay::object::{Object, array};
@@ -81,7 +83,8 @@ pub enum Moved {
 #[derive(Debug)]
 pub struct Problem {
     pub code: Code,
-    pub reason: String,
+    /// Borrowed: a word of ours. Owned: a name that came with the request, or a word of the ledger.
+    pub reason: Cow<'static, str>,
     pub message: String,
     pub phase: Phase,
     pub moved: Moved,
@@ -92,8 +95,14 @@ pub struct Problem {
 }
 
 impl Problem {
-    fn new(code: Code, reason: &str, phase: Phase, moved: Moved, next: &'static str) -> Problem {
-        let reason = reason.to_owned();
+    fn new(
+        code: Code,
+        reason: impl Into<Cow<'static, str>>,
+        phase: Phase,
+        moved: Moved,
+        next: &'static str,
+    ) -> Problem {
+        let reason = reason.into();
         Problem { code, reason, message: String::new(), phase, moved, payment: None, next, extra: Vec::new() }
     }
 
@@ -118,15 +127,26 @@ impl Problem {
 
     /// An argument that is missing or wrong; the reason is its name.
     pub fn argument(field: &str, problem: &str) -> Problem {
-        let mut out = Problem::new(Code::InvalidArgument, field, Phase::Parse, Moved::No, FIX);
+        let mut out = Problem::new(Code::InvalidArgument, field.to_owned(), Phase::Parse, Moved::No, FIX);
         out.message = format!("{field} {problem}");
         out
     }
 
-    pub fn no_results(reason: &str, message: &str, next: &'static str) -> Problem {
+    pub fn no_results(reason: &'static str, message: &str, next: &'static str) -> Problem {
         let mut out = Problem::new(Code::NoResults, reason, Phase::Lookup, Moved::No, next);
         out.message = message.to_owned();
         out
+    }
+
+    /// The reason where it is one of a closed set, else `other`: what a counter may be labelled with.
+    pub fn word(&self) -> &'static str {
+        match &self.reason {
+            Cow::Borrowed(word) => word,
+            Cow::Owned(named) => {
+                let argument = schemas::CALL_ARGUMENTS.into_iter().find(|argument| argument == named);
+                argument.or_else(|| Reason::from_word(named).map(Reason::as_str)).unwrap_or("other")
+            }
+        }
     }
 
     pub fn more(mut self, name: &'static str, value: Box<RawValue>) -> Problem {
@@ -212,9 +232,17 @@ const GIVE_UP: &str = "Do not call this resource.";
 pub fn problem(error: &PayError) -> Problem {
     use Code::*;
     use Moved::{No, Unknown};
-    let new = Problem::new;
+    fn new(
+        code: Code,
+        reason: impl Into<Cow<'static, str>>,
+        phase: Phase,
+        moved: Moved,
+        next: &'static str,
+    ) -> Problem {
+        Problem::new(code, reason, phase, moved, next)
+    }
     let mut out = match error {
-        PayError::Argument { field, .. } => new(InvalidArgument, field, Phase::Parse, No, FIX),
+        PayError::Argument { field, .. } => new(InvalidArgument, *field, Phase::Parse, No, FIX),
         PayError::SchemeUnavailable { .. } => new(PaymentRejected, "scheme_unavailable", Phase::Parse, No, OTHER_OFFER),
         PayError::NetworkDisabled(_) => new(PaymentRejected, "network_disabled", Phase::Parse, No, ASK_OPERATOR),
 
@@ -223,7 +251,7 @@ pub fn problem(error: &PayError) -> Problem {
             new(SettlementUnknown, "in_flight", Phase::Lookup, moved, POLL).of(*id)
         }
         PayError::InDoubt { id } => new(SettlementUnknown, "in_doubt", Phase::Lookup, Unknown, POLL).of(*id),
-        PayError::Released { id, reason } => new(PaymentRejected, reason, Phase::Lookup, No, NEW_KEY).of(*id),
+        PayError::Released { id, reason } => new(PaymentRejected, reason.clone(), Phase::Lookup, No, NEW_KEY).of(*id),
         PayError::Conflict { id } => new(InvalidArgument, "idempotency_conflict", Phase::Lookup, No, NEW_KEY).of(*id),
 
         PayError::NotListed => new(NoResults, "not_listed", Phase::Resolve, No, SEARCH),
@@ -233,7 +261,7 @@ pub fn problem(error: &PayError) -> Problem {
             .with("expectedVersionHash", expected)
             .with("currentVersionHash", current),
 
-        PayError::EndpointRefused(rule) => new(UntrustedRedirect, rule, Phase::Connect, No, GIVE_UP),
+        PayError::EndpointRefused(rule) => new(UntrustedRedirect, *rule, Phase::Connect, No, GIVE_UP),
         PayError::NotAllowed { phase, rule } => {
             new(PaymentRejected, "not_allowed", *phase, No, ASK_OPERATOR).with("rule", rule.as_str())
         }

@@ -3,6 +3,7 @@
 mod args;
 pub mod auth;
 pub mod errors;
+pub mod health;
 mod next;
 pub mod reload;
 mod result;
@@ -10,6 +11,7 @@ mod schemas;
 pub(crate) mod time;
 mod tools;
 
+pub mod probe;
 pub mod server;
 
 pub use tools::AgentTools;

@@ -11,6 +11,7 @@ use zeroize::Zeroizing;
 
 use super::AgentTools;
 use super::auth::{self, TokenReviews};
+use super::health::{Health, Watch};
 use super::reload::{self, Reload};
 use crate::catalog::Catalog;
 use crate::chain::stellar::{self, Stellar};
@@ -26,7 +27,11 @@ use crate::policy::LivePolicy;
 use crate::ports::World;
 use crate::seal::KeyRing;
 use crate::signer::Signer;
+use crate::telemetry;
 use crate::upstream::{self, Upstream};
+
+/// Between two looks at what payments depend on, where no probe listener says another time.
+const LOOK_EVERY: Duration = Duration::from_secs(5);
 
 /// A start that failed: one sentence for the operator.
 #[derive(Debug, thiserror::Error)]
@@ -153,20 +158,29 @@ impl Server {
         self.ring.clone().watch(shutdown)
     }
 
+    /// How it is: told in `/healthz`, and on the probe listener. Its counters exist from here on.
+    pub fn health(&self, config: &Config) -> Arc<Health> {
+        for network in self.paying.iter().flat_map(|paying| paying.swept.keys()) {
+            for result in ["ok", "refused", "unreachable"] {
+                telemetry::RPC_CALLS.add([network.as_str(), result], 0);
+            }
+        }
+        let payable = config.payable.iter().cloned().collect();
+        Arc::new(Health::new(self.paying.as_ref(), payable))
+    }
+
+    /// Keeps `health` at what it finds; `None` where there is nothing to look at.
+    pub fn watch(&self, config: &Config, health: &Arc<Health>) -> Option<Watch> {
+        let (world, health) = (self.world.clone(), health.clone());
+        let interval = config.probe.map_or(LOOK_EVERY, |probe| probe.interval);
+        Some(Watch { world, paying: self.paying.clone()?, health, interval })
+    }
+
     /// `/mcp` and `/healthz`.
-    pub fn router(&self, config: &Config, shutdown: CancellationToken) -> axum::Router {
+    pub fn router(&self, config: &Config, health: Arc<Health>, shutdown: CancellationToken) -> axum::Router {
         let authenticator =
             auth::authenticator(&config.auth, self.reviews.clone(), &self.operator, &self.world, &shutdown);
-        let payments = match &self.paying {
-            None => "disabled",
-            Some(paying) if !paying.limited => "degraded: no limit is configured, so every paid call is refused",
-            Some(_) => "ready",
-        };
-        let networks: Vec<&str> = config.payable.iter().map(|network| network.as_str()).collect();
-        let health = serde_json::json!({
-            "status": "ok", "discovery": "ready", "payments": payments, "networks": networks,
-        });
-        let health = axum::Router::new().route("/healthz", get(move || async move { axum::Json(health) }));
+        let health = axum::Router::new().route("/healthz", get(move || async move { axum::Json(health.json()) }));
         let settings = self.settings(config, shutdown);
         mcp::router(settings, self.tools.clone(), authenticator).merge(health)
     }

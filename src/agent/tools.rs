@@ -18,7 +18,8 @@ use crate::ledger::{BudgetLine, LedgerError, Payment};
 use crate::mcp::{Handler, RequestContext, Revision, RpcError};
 use crate::money::{AgentId, Amount, Asset, Bounds, IdempotencyKey, Network, PaymentId, Unit};
 use crate::pay::object::{Object, array};
-use crate::pay::{Funds, Payer, Phase, Which};
+use crate::pay::{CallOutcome, Funds, Payer, Phase, Which};
+use crate::telemetry;
 use crate::upstream::Upstream;
 
 /// Keyless payments whose answer is on its way to the agent. Of more than so many some are not marked as answered: a
@@ -41,14 +42,14 @@ pub struct AgentTools {
 
 /// How a tool ends other than by its output.
 enum Failure {
-    /// A tool result with `isError`.
+    /// A tool result with `isError`; a fault of ours is a JSON-RPC error.
     Tool(Box<Problem>),
-    /// A fault of ours, or a request that no tool answers.
+    /// A request that no tool answers.
     Rpc(RpcError),
 }
 impl From<Box<Problem>> for Failure {
     fn from(problem: Box<Problem>) -> Failure {
-        if problem.code == errors::Code::Internal { Failure::Rpc(problem.rpc()) } else { Failure::Tool(problem) }
+        Failure::Tool(problem)
     }
 }
 impl From<Problem> for Failure {
@@ -89,6 +90,7 @@ impl AgentTools {
         };
         match answer {
             Ok(result) => Ok(result),
+            Err(Failure::Tool(problem)) if problem.code == errors::Code::Internal => Err(problem.rpc()),
             Err(Failure::Tool(problem)) => Ok(result::plain(&problem.json(), true)),
             Err(Failure::Rpc(error)) => Err(error),
         }
@@ -173,19 +175,22 @@ impl AgentTools {
         context: &RequestContext,
         arguments: Option<&RawValue>,
     ) -> Result<Box<RawValue>, Failure> {
-        const KNOWN: [&str; 10] = [
-            "ref",
-            "network",
-            "scheme",
-            "asset",
-            "maxAtomicAmount",
-            "expectedVersionHash",
-            "arguments",
-            "idempotencyKey",
-            "inputResponses",
-            "requestState",
-        ];
-        let args = Args::new(arguments, &KNOWN)?;
+        let ended = self.paid_call(payer, context, arguments).await;
+        match &ended {
+            Ok(outcome) => telemetry::OUTCOMES.one(["OK", outcome.ending.as_str()]),
+            Err(Failure::Tool(problem)) => telemetry::OUTCOMES.one([problem.code.as_str(), problem.word()]),
+            Err(Failure::Rpc(_)) => {}
+        }
+        Ok(result::paid(&ended?.output))
+    }
+
+    async fn paid_call(
+        &self,
+        payer: &Payer,
+        context: &RequestContext,
+        arguments: Option<&RawValue>,
+    ) -> Result<CallOutcome, Failure> {
+        let args = Args::new(arguments, &schemas::CALL_ARGUMENTS)?;
         let request_state = args.raw("requestState");
         if request_state.is_some_and(|state| json::string(state).is_none()) {
             return Err(Problem::argument("requestState", "must be a string").into());
@@ -212,7 +217,7 @@ impl AgentTools {
         if let Some(id) = outcome.answers() {
             note_undelivered(&mut self.undelivered.lock().unwrap_or_else(PoisonError::into_inner), id);
         }
-        Ok(result::paid(&outcome.output))
+        Ok(outcome)
     }
 
     async fn payment(

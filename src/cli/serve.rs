@@ -1,15 +1,21 @@
 //! `tollway serve` and `tollway stdio`.
 
+use std::future::Future;
 use std::net::SocketAddr;
 use std::path::PathBuf;
+use std::pin::pin;
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::Duration;
 
-use tokio_util::sync::CancellationToken;
+use futures_util::future::{Either, select};
+use tokio::signal::unix::{SignalKind, signal};
+use tokio_util::sync::{CancellationToken, DropGuard};
 use tokio_util::task::TaskTracker;
 
 use super::Failure;
+use crate::agent::health::Health;
+use crate::agent::probe;
 use crate::agent::server::Server;
 use crate::config::Config;
 use crate::mcp;
@@ -17,49 +23,87 @@ use crate::ports::{World, machine};
 
 /// What a client that never reads its answer may hold up the end of the process by, beyond `http.drain_ms`.
 const LAST_WAIT: Duration = Duration::from_secs(5);
+/// How long load balancers are given to look away, where there are probes and no other time is written.
+const LOOK_AWAY: Duration = Duration::from_secs(5);
 
 pub async fn serve(config: Config, path: Option<PathBuf>) -> Result<ExitCode, Failure> {
+    let mut signals = Signals::listen()?;
     let (world, tasks) = machine::world();
     let server = Server::start(&config, &world).await.map_err(|e| Failure::Usage(e.to_string()))?;
     say_what_is_off(&server);
+    let health = server.health(&config);
     let shutdown = CancellationToken::new();
-    let app = server.router(&config, shutdown.clone());
-    let at = SocketAddr::new(config.http.bind, config.http.port);
-    let listener = tokio::net::TcpListener::bind(at)
-        .await
-        .map_err(|e| Failure::Usage(format!("http.port: {at} cannot be listened on ({e})")))?;
-    let at = listener.local_addr().unwrap_or(at);
-    tracing::info!(address = %at, paying = server.paying.is_some(), "serving MCP at /mcp");
-    let ended = end_on_signal(&world, shutdown.clone());
+    let app = server.router(&config, health.clone(), shutdown.clone());
+    let listener = listen("http.port", SocketAddr::new(config.http.bind, config.http.port)).await?;
+    let probes = probes(&config, &health).await?;
+    let at = listener.local_addr().map_or_else(|_| "?".to_owned(), |at| at.to_string());
+    tracing::info!(address = at, paying = server.paying.is_some(), "serving MCP at /mcp");
+    watch(&server, &config, &health, &world, &shutdown);
     beside(&server, &config, path, &world, &shutdown);
-    let listener = machine::TcpListener(listener);
-    mcp::serve::serve_within(config.http.bounds, listener, world.clone(), app, shutdown.clone()).await;
-    shutdown.cancel();
-    drop(ended);
-    drop(server);
-    drain(tasks, config.http.drain).await;
-    Ok(ExitCode::SUCCESS)
+    let grace = config.http.drain;
+    let unready_wait =
+        config.http.unready_wait.unwrap_or(if config.probe.is_some() { LOOK_AWAY } else { Duration::ZERO });
+    let serving = async {
+        let listener = machine::TcpListener(listener);
+        mcp::serve::serve_within(config.http.bounds, listener, world.clone(), app, shutdown.clone()).await;
+        shutdown.cancel();
+        drop(server);
+        drain(tasks, grace).await;
+    };
+    let ended = end_in_order(serving, &mut signals, &health, unready_wait, &shutdown).await;
+    drop(probes);
+    Ok(ended)
 }
 
 /// Standard output belongs to the protocol from here on.
 pub async fn stdio(config: Config, path: Option<PathBuf>) -> Result<ExitCode, Failure> {
+    let mut signals = Signals::listen()?;
     let (world, tasks) = machine::world();
     let server = Server::start(&config, &world).await.map_err(|e| Failure::Usage(e.to_string()))?;
     say_what_is_off(&server);
+    let health = server.health(&config);
     let shutdown = CancellationToken::new();
-    let ended = end_on_signal(&world, shutdown.clone());
     beside(&server, &config, path, &world, &shutdown);
     let settings = server.settings(&config, shutdown.clone());
     let handler = Arc::clone(&server.tools);
-    let served =
-        mcp::stdio(settings, handler, config.stdio_agent.clone(), tokio::io::stdin(), tokio::io::stdout()).await;
-    shutdown.cancel();
-    drop(ended);
-    drop(server);
-    drain(tasks, config.http.drain).await;
+    let mut served = Ok(());
+    let serving = async {
+        served =
+            mcp::stdio(settings, handler, config.stdio_agent.clone(), tokio::io::stdin(), tokio::io::stdout()).await;
+        shutdown.cancel();
+        drop(server);
+        drain(tasks, config.http.drain).await;
+    };
+    let ended = end_in_order(serving, &mut signals, &health, Duration::ZERO, &shutdown).await;
     match served {
-        Ok(()) => Ok(ExitCode::SUCCESS),
+        Ok(()) => Ok(ended),
         Err(error) => Err(Failure::Failed(format!("standard input or output failed: {error}"))),
+    }
+}
+
+async fn listen(field: &str, at: SocketAddr) -> Result<tokio::net::TcpListener, Failure> {
+    let listener = tokio::net::TcpListener::bind(at).await;
+    listener.map_err(|e| Failure::Usage(format!("{field}: {at} cannot be listened on ({e})")))
+}
+
+/// The probe listener, in tasks that no drain waits for: it answers until the process ends, which is when the guard is
+/// dropped.
+async fn probes(config: &Config, health: &Arc<Health>) -> Result<Option<DropGuard>, Failure> {
+    let Some(at) = config.probe else { return Ok(None) };
+    let listener = listen("probe.port", SocketAddr::new(at.bind, at.port)).await?;
+    let shown = listener.local_addr().map_or_else(|_| "?".to_owned(), |at| at.to_string());
+    tracing::info!(address = shown, "serving /livez, /readyz and /metrics");
+    let (world, _) = machine::world();
+    let end = CancellationToken::new();
+    let serving =
+        mcp::serve::serve(machine::TcpListener(listener), world.clone(), probe::router(health.clone()), end.clone());
+    world.spawn.spawn(Box::pin(serving));
+    Ok(Some(end.drop_guard()))
+}
+
+fn watch(server: &Server, config: &Config, health: &Arc<Health>, world: &World, shutdown: &CancellationToken) {
+    if let Some(watch) = server.watch(config, health) {
+        world.spawn.spawn(Box::pin(watch.run(shutdown.clone())));
     }
 }
 
@@ -84,31 +128,64 @@ fn say_what_is_off(server: &Server) {
     }
 }
 
-/// Cancels `shutdown` at SIGTERM or SIGINT. Dropping the guard ends the waiting.
-fn end_on_signal(world: &World, shutdown: CancellationToken) -> tokio_util::sync::DropGuard {
-    let done = CancellationToken::new();
-    let stop = done.clone();
-    world.spawn.spawn(Box::pin(async move {
-        let signal = std::pin::pin!(termination());
-        let stop = std::pin::pin!(stop.cancelled());
-        if let futures_util::future::Either::Left(_) = futures_util::future::select(signal, stop).await {
-            tracing::info!("stopping: calls in flight may finish");
-            shutdown.cancel();
+/// `serving` to its end, which `shutdown` brings about; a signal does it in order: not ready, a wait in which requests
+/// still pass, then the end of accepting, and what is under way finishes. A second signal ends the process at once: the
+/// ledger has all that it takes to go on elsewhere.
+async fn end_in_order(
+    serving: impl Future<Output = ()>,
+    signals: &mut Signals,
+    health: &Health,
+    unready_wait: Duration,
+    shutdown: &CancellationToken,
+) -> ExitCode {
+    let order = async {
+        let signal = signals.next().await;
+        health.drain();
+        if signal == Signal::Terminate && !unready_wait.is_zero() {
+            tracing::info!(wait_ms = unready_wait.as_millis(), "stopping: not ready any more, still serving");
+            let wait = pin!(tokio::time::sleep(unready_wait));
+            if let Either::Right(_) = select(wait, pin!(signals.next())).await {
+                return;
+            }
         }
-    }));
-    done.drop_guard()
+        tracing::info!("stopping: calls in flight may finish");
+        shutdown.cancel();
+        signals.next().await;
+    };
+    match select(pin!(serving), pin!(order)).await {
+        Either::Left(((), _)) => ExitCode::SUCCESS,
+        Either::Right(((), _)) => {
+            tracing::warn!("ended at once; payments in flight stay held in the ledger");
+            ExitCode::FAILURE
+        }
+    }
 }
 
-/// SIGTERM or SIGINT.
-pub(super) async fn termination() {
-    use tokio::signal::unix::{SignalKind, signal};
-    let (Ok(mut terminate), Ok(mut interrupt)) = (signal(SignalKind::terminate()), signal(SignalKind::interrupt()))
-    else {
-        return std::future::pending().await;
-    };
-    let terminate = std::pin::pin!(terminate.recv());
-    let interrupt = std::pin::pin!(interrupt.recv());
-    let _ = futures_util::future::select(terminate, interrupt).await;
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Signal {
+    Terminate,
+    Interrupt,
+}
+
+/// SIGTERM and SIGINT, which end nothing by themselves once this is made.
+struct Signals {
+    terminate: tokio::signal::unix::Signal,
+    interrupt: tokio::signal::unix::Signal,
+}
+
+impl Signals {
+    fn listen() -> Result<Signals, Failure> {
+        let failed = |e| Failure::Failed(format!("signals cannot be waited for ({e})"));
+        let terminate = signal(SignalKind::terminate()).map_err(failed)?;
+        Ok(Signals { terminate, interrupt: signal(SignalKind::interrupt()).map_err(failed)? })
+    }
+
+    async fn next(&mut self) -> Signal {
+        match select(pin!(self.terminate.recv()), pin!(self.interrupt.recv())).await {
+            Either::Left(_) => Signal::Terminate,
+            Either::Right(_) => Signal::Interrupt,
+        }
+    }
 }
 
 /// Call it after the server is dropped: its clients keep idle connections, and each is a task.

@@ -107,6 +107,32 @@ pub enum Reason {
 }
 
 impl Reason {
+    const ALL: [Reason; 18] = [
+        Reason::SignWindowMissed,
+        Reason::SignerRefused,
+        Reason::SignerUnavailable,
+        Reason::SignerFailed,
+        Reason::ChainRpc,
+        Reason::SimulationFailed,
+        Reason::NoAnswer,
+        Reason::ChallengedAgain,
+        Reason::InputRequired,
+        Reason::NoReceipt,
+        Reason::SellerSaysFailed,
+        Reason::SettlementPending,
+        Reason::ReceiptMismatch,
+        Reason::Cancelled,
+        Reason::LeaseExpired,
+        Reason::ExpiredUnspent,
+        Reason::NonceCancelled,
+        Reason::OperatorEvidence,
+    ];
+
+    /// `None` for any other word.
+    pub fn from_word(word: &str) -> Option<Reason> {
+        Reason::ALL.into_iter().find(|reason| reason.as_str() == word)
+    }
+
     pub fn as_str(self) -> &'static str {
         match self {
             Reason::SignWindowMissed => "sign_window_missed",
@@ -403,8 +429,25 @@ pub struct Tidied {
 /// The open payments of all agents.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct OpenRows {
+    pub reserved: Holds,
+    pub in_doubt: Holds,
+}
+
+/// The open payments of one state.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Holds {
     pub count: u64,
     pub oldest_created_ms: Option<u64>,
+}
+
+impl OpenRows {
+    pub fn count(&self) -> u64 {
+        self.reserved.count.saturating_add(self.in_doubt.count)
+    }
+
+    pub fn oldest_created_ms(&self) -> Option<u64> {
+        [self.reserved, self.in_doubt].iter().filter_map(|holds| holds.oldest_created_ms).min()
+    }
 }
 
 /// One line of `x402_get_budget`.

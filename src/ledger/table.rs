@@ -917,12 +917,16 @@ pub(crate) async fn evidence(bench: Box<dyn Bench>) {
         assert!(matches!(decided, Decision::Fresh(_)));
         bench.advance(10);
     }
-    let open = OpenRows { count: 4, oldest_created_ms: Some(NOON) };
-    assert_eq!(ledger.open_rows().await.unwrap(), open);
+    let reserved = Holds { count: 4, oldest_created_ms: Some(NOON) };
+    assert_eq!(ledger.open_rows().await.unwrap(), OpenRows { reserved, ..OpenRows::default() });
     bench.advance(LEASE_MS);
     assert_eq!(ledger.now_ms().await.unwrap(), NOON + 40 + LEASE_MS);
 
     let due = ledger.take_due(2, 1_000).await.unwrap();
+    let open = ledger.open_rows().await.unwrap();
+    assert_eq!(open.in_doubt, Holds { count: 2, oldest_created_ms: Some(NOON) });
+    assert_eq!(open.reserved, Holds { count: 2, oldest_created_ms: Some(NOON + 20) });
+    assert_eq!((open.count(), open.oldest_created_ms()), (4, Some(NOON)));
     let names: Vec<_> = due.iter().map(|(payment, lease)| (payment.payment_id, lease.expires_ms)).collect();
     let ends = NOON + 40 + LEASE_MS + 1_000;
     assert_eq!(names, [(id(1), ends), (id(2), ends)], "at most so many, the oldest first");

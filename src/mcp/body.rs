@@ -20,6 +20,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::dispatch::{Delivery, Event, Front};
 use super::envelope;
+use crate::telemetry::{Held, STREAMS};
 
 /// A reconnecting client waits this long.
 const RETRY: &str = "retry: 3000\n\n";
@@ -54,6 +55,7 @@ pub(super) struct AnswerBody {
     close: BoxFuture<'static, ()>,
     withdraw: Option<Withdraw>,
     _permit: Option<Permit>,
+    _stream: Option<Held>,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -107,6 +109,7 @@ impl AnswerBody {
         let mut body = AnswerBody::new(front, close);
         body.queue.push_back(Bytes::from_static(KEEP_ALIVE.as_bytes()));
         body._permit = Some(permit);
+        body._stream = Some(STREAMS.hold());
         body
     }
 
@@ -121,6 +124,7 @@ impl AnswerBody {
             close,
             withdraw: None,
             _permit: None,
+            _stream: None,
         }
     }
 

@@ -17,6 +17,7 @@ use super::{
 };
 use crate::json::{self, Numbers};
 use crate::money::AgentId;
+use crate::telemetry;
 
 /// What the transport has to write.
 pub(super) enum Event {
@@ -166,8 +167,9 @@ impl Front {
         let token = withdrawn.clone();
         let listed = call.session.as_deref().map(|session| self.running.add(session, &call.id, &withdrawn));
         self.settings.world.spawn.spawn(Box::pin(async move {
+            let running = (call.method != "subscriptions/listen").then(|| telemetry::CALLS.hold());
             let answer = front.answer(call, &out, &token).await;
-            drop(listed);
+            drop((listed, running));
             if let Some(answer) = answer {
                 let _ = out.send(Event::Answer(answer)).await;
             }

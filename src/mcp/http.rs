@@ -11,6 +11,7 @@ use std::time::Duration;
 
 use axum::body::Body;
 use axum::extract::{Request, State};
+use axum::middleware::from_fn;
 use axum::response::Response;
 use axum::routing::{any, get};
 use bytes::{Bytes, BytesMut};
@@ -28,6 +29,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::auth::{Denied, WELL_KNOWN};
 use super::body::{AnswerBody, Permit, Withdraw, sse_event};
+use super::counted;
 use super::dispatch::{Answer, Call, Event, Front};
 use super::ended::Sessions;
 use super::envelope::{self, Envelope, Fault, Incoming};
@@ -55,6 +57,7 @@ pub fn router(settings: Settings, handler: Arc<dyn Handler>, authenticator: Auth
         .route(WELL_KNOWN, get(metadata))
         .route(&format!("{WELL_KNOWN}/mcp"), get(metadata))
         .with_state(Arc::new(door))
+        .layer(from_fn(counted::counted))
 }
 
 struct Door {
@@ -227,11 +230,13 @@ impl Door {
         drop(body);
         let Identity { agent, claims } = identity;
         let caller = Caller { headers, agent, claims, stream, permit };
-        match incoming {
+        let asked = counted::asked(&incoming);
+        let answered = match incoming {
             Incoming::One(Envelope::Request { id, method, params }) => self.request(caller, id, method, params).await,
             Incoming::One(envelope) => self.told(&caller, envelope).await,
             Incoming::Batch(batch) => self.batch(caller, batch).await,
-        }
+        };
+        Ok(counted::of(asked, answered.unwrap_or_else(|refused| *refused)))
     }
 
     /// The whole body, within its limits of bytes and time.

@@ -12,6 +12,8 @@ pub mod auth;
 mod body;
 #[cfg(feature = "roles")]
 mod connection;
+#[cfg(feature = "roles")]
+mod counted;
 mod dispatch;
 #[cfg(feature = "roles")]
 mod ended;

@@ -14,6 +14,7 @@ use tokio_util::sync::CancellationToken;
 use super::connection::watched;
 use super::rate::Peer;
 use crate::ports::{Listener, World};
+use crate::telemetry::CONNECTIONS;
 
 /// The most that is kept of a connection's unread bytes, a request's head among them.
 const MAX_BUFFER: usize = 64 * 1024;
@@ -100,6 +101,7 @@ pub async fn serve_within(
         let shutdown = shutdown.clone();
         world.spawn.spawn(Box::pin(async move {
             let _place = place;
+            let _open = CONNECTIONS.hold();
             let connection = hyper::server::conn::http1::Builder::new()
                 .timer(TokioTimer::new())
                 // hyper counts the time without a request too; the head's own limit is the connection's.

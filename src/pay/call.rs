@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use futures_util::future::{Either, maybe_done, select};
 use tokio_util::sync::CancellationToken;
+use tracing::Instrument as _;
 
 use super::error::{Exceeded, PayError, Phase, Short};
 use super::existing::ledger_error;
@@ -22,6 +23,7 @@ use crate::mcp::Progress;
 use crate::money::{PaymentId, Unit};
 use crate::policy::{Banned, Origin, Pin, Pinning};
 use crate::signer::{NotSigned, Signed};
+use crate::telemetry;
 use crate::upstream::{Endpoint, NOT_ALLOWED, ToolAnswer, ToolCall, UpstreamError};
 use crate::x402::{self, Answer, PaymentFor, bazaar};
 
@@ -58,6 +60,16 @@ struct Sendable {
 impl Payer {
     /// `cancelled`: the agent cancelled or is gone. It stops the story before the signature and never after it.
     pub async fn call(
+        &self,
+        call: Call,
+        cancelled: CancellationToken,
+        progress: Progress,
+    ) -> Result<CallOutcome, PayError> {
+        let span = telemetry::paid_call(call.agent.as_str(), call.network.as_str());
+        self.story(call, cancelled, progress).instrument(span).await
+    }
+
+    async fn story(
         &self,
         call: Call,
         cancelled: CancellationToken,
@@ -104,6 +116,7 @@ impl Payer {
             offer: &ready.quote.offer,
         };
         let id = x402::payment_id(&what, &id_nonce);
+        telemetry::is_about(&id.short());
         // The story from here on belongs to a task of its own. The guard tells it when this future is dropped.
         let gone = cancelled.child_token();
         let _gone_when_dropped = gone.clone().drop_guard();
@@ -119,12 +132,12 @@ impl Payer {
 
     /// Resolve to guard: everything that needs no reservation.
     async fn ready(&self, call: &Call, hash: [u8; 32]) -> Result<Ready, Stop> {
-        let listing = self.resolve(call).await?;
+        let listing = telemetry::phase("resolve", self.resolve(call)).await?;
         let endpoint = self.connect(&listing)?;
         let unit = Unit { network: call.network.clone(), asset: call.asset.clone() };
         let mut ahead = pin!(maybe_done(self.read_ahead(&unit, &endpoint)));
         let answer = {
-            let probe = pin!(self.probe(call, &listing, &endpoint));
+            let probe = pin!(telemetry::phase("probe", self.probe(call, &listing, &endpoint)));
             match select(probe, ahead.as_mut()).await {
                 Either::Left((answer, _)) => answer?,
                 Either::Right(((), probe)) => probe.await?,
@@ -146,7 +159,7 @@ impl Payer {
         ahead.as_mut().await;
         let ahead = ahead.take_output().unwrap_or(Err(PayError::Chain("not asked".into())))?;
         held_to_its_pin(&quote, ahead.pin.as_ref(), policy.pin_recipients)?;
-        Ok(self.afford(quote, ahead).await?)
+        Ok(telemetry::phase("guard", self.afford(quote, ahead)).await?)
     }
 
     async fn resolve(&self, call: &Call) -> Result<Listing, PayError> {
@@ -290,7 +303,7 @@ impl Payer {
             sign_within_ms: millis(settings.sign_within),
             account_ceiling: settings.account_ceiling,
         };
-        let decision = match ledger::reserve(&*self.parts.ledger, intent).await {
+        let decision = match telemetry::phase("reserve", ledger::reserve(&*self.parts.ledger, intent)).await {
             Ok(reserved) => return Ok((reserved, draft)),
             Err(NotReserved::Ledger(error)) => return Err(ledger_error(Phase::Reserve)(error).into()),
             Err(NotReserved::Refused(decision)) => decision,
@@ -321,7 +334,10 @@ impl Payer {
     async fn sign(&self, reserved: Reserved, draft: Draft) -> Result<Signed, Stop> {
         let id = reserved.payment_id;
         let chain = self.chain(&reserved.quote.unit())?;
-        match self.parts.signer.sign(reserved, draft, chain.passphrase(), &self.parts.world).await {
+        let asked = self.parts.signer.sign(reserved, draft, chain.passphrase(), &self.parts.world);
+        let answer = telemetry::phase("sign", asked).await;
+        telemetry::SIGNER_CALLS.one([answer.as_ref().map_or_else(NotSigned::word, |_| "signed")]);
+        match answer {
             Ok(signed) => {
                 let (quote, authorization) = (&signed.reserved.quote, &signed.reserved.authorization);
                 chain.signed_away(&authorization.payer, &quote.offer.asset, quote.amount());
@@ -351,7 +367,8 @@ impl Payer {
         let held = Held::by_owner(&signed.reserved);
         let id = held.terms.id;
         let failed = |detail: String| PayError::SimulationFailed { id, detail: words(&detail) };
-        let transaction = match self.chain(&held.terms.unit)?.prepare(&signed.entry).await {
+        let transaction = match telemetry::phase("prepare", self.chain(&held.terms.unit)?.prepare(&signed.entry)).await
+        {
             Ok(transaction) => transaction,
             Err(PrepareError::Lying(_)) => {
                 tracing::error!(payment = %id.short(), "ALERT a chain RPC answered with another payment than ours");

@@ -15,6 +15,7 @@ use crate::guard::Call;
 use crate::ledger::{By, LedgerError, Payment, State};
 use crate::mcp::Progress;
 use crate::money::{AgentId, PaymentId};
+use crate::telemetry;
 
 /// Between two looks at a row that is in flight elsewhere; doubled up to half a second.
 const FIRST_LOOK: Duration = Duration::from_millis(25);
@@ -39,7 +40,8 @@ impl Courier {
         progress: &Progress,
     ) -> Result<Option<CallOutcome>, PayError> {
         let Some(key) = &call.idempotency_key else { return Ok(None) };
-        match self.ledger.lookup(&call.agent, By::Key(key)).await.map_err(ledger_error(Phase::Lookup))? {
+        let found = telemetry::phase("lookup", self.ledger.lookup(&call.agent, By::Key(key))).await;
+        match found.map_err(ledger_error(Phase::Lookup))? {
             None => Ok(None),
             Some(row) if row.call_hash != *hash => Err(PayError::Conflict { id: row.payment_id }),
             Some(row) => self.existing(row, call, progress).await.map(Some),
@@ -56,7 +58,8 @@ impl Courier {
         if call.idempotency_key.is_some() {
             return Ok(None);
         }
-        match self.ledger.lookup(&call.agent, By::Twin(hash)).await.map_err(ledger_error(Phase::Lookup))? {
+        let found = telemetry::phase("lookup", self.ledger.lookup(&call.agent, By::Twin(hash))).await;
+        match found.map_err(ledger_error(Phase::Lookup))? {
             None => Ok(None),
             Some(row) => self.existing(row, call, progress).await.map(Some),
         }
@@ -80,6 +83,7 @@ impl Courier {
         progress: &Progress,
     ) -> Result<CallOutcome, PayError> {
         let (id, rounds) = (row.payment_id, Rounds::of(call));
+        telemetry::is_about(&id.short());
         let continues = !rounds.is_empty();
         let deadline = tokio::time::Instant::now() + self.settings.wait_in_flight;
         let (mut pause, mut may_try) = (FIRST_LOOK, true);

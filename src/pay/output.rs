@@ -31,6 +31,23 @@ pub enum Ending {
     Evicted,
 }
 
+impl Ending {
+    /// The stable word of it.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Ending::Unpaid => "unpaid",
+            Ending::UnpaidInput => "unpaid_input",
+            Ending::Paid => "paid",
+            Ending::PaidInput => "paid_input",
+            Ending::OpenInput => "open_input",
+            Ending::Replayed => "replayed",
+            Ending::Undelivered => "undelivered",
+            Ending::Unfinished => "unfinished",
+            Ending::Evicted => "evicted",
+        }
+    }
+}
+
 /// The success envelope of `x402_call_resource`.
 #[derive(Debug)]
 pub struct CallOutcome {

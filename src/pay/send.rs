@@ -10,6 +10,7 @@ use std::time::Duration;
 use futures_util::future::{Either, select};
 use serde_json::value::RawValue;
 use tokio::sync::oneshot;
+use tracing::Instrument as _;
 
 use super::Settings;
 use super::error::PayError;
@@ -23,6 +24,7 @@ use crate::mcp::Progress;
 use crate::money::{Amount, Network, PaymentId};
 use crate::policy::Pinning;
 use crate::ports::World;
+use crate::telemetry;
 use crate::upstream::{ToolAnswer, Upstream, UpstreamError};
 
 /// Between two progress notifications of the paid request.
@@ -79,7 +81,8 @@ impl Courier {
         timeout: Duration,
         progress: &Progress,
     ) -> Result<ToolAnswer, UpstreamError> {
-        let mut request = pin!(self.upstream.call_tool(parcel.endpoint(), parcel.tool_call(timeout)));
+        let mut request =
+            pin!(telemetry::phase("pay", self.upstream.call_tool(parcel.endpoint(), parcel.tool_call(timeout))));
         let mut ticks = 0.0;
         loop {
             let tick = pin!(tokio::time::sleep(PROGRESS_EVERY));
@@ -210,7 +213,7 @@ impl Courier {
             outcome: Some(output.get().as_bytes()),
             unfinished: paid.unfinished,
         };
-        match self.ledger.settle(request).await {
+        match telemetry::phase("record", self.ledger.settle(request)).await {
             Err(LedgerError::Busy) => self.ledger.settle(request).await,
             other => other,
         }
@@ -257,10 +260,11 @@ impl Courier {
     /// without a word (a bug, or the process is going down).
     pub(super) async fn apart<T: Send + 'static>(&self, story: impl Future<Output = T> + Send + 'static) -> Option<T> {
         let (answer, answered) = oneshot::channel();
-        self.world.spawn.spawn(Box::pin(async move {
+        let story = async move {
             // Nobody may be listening any more: the row says all.
             let _ = answer.send(story.await);
-        }));
+        };
+        self.world.spawn.spawn(Box::pin(story.in_current_span()));
         answered.await.ok()
     }
 }

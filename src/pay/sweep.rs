@@ -17,10 +17,11 @@ use tokio_util::sync::CancellationToken;
 use crate::chain::stellar::{NonceQuestion, Stellar};
 use crate::chain::{NonceReading, Question};
 use crate::ledger::{
-    Evidence, Lease, Ledger, LedgerError, LedgerResult, Payment, Reason, SettleOutcome, SettleRequest,
+    Evidence, Lease, Ledger, LedgerError, LedgerResult, Payment, Reason, SettleOutcome, SettleRequest, State,
 };
 use crate::money::{Network, PaymentId};
 use crate::ports::World;
+use crate::telemetry;
 
 /// Rows of one pass that are read at the same time.
 const SIDE_BY_SIDE: u32 = 8;
@@ -299,6 +300,7 @@ impl Sweep {
 
     /// How many payments are open, and how old the oldest is.
     async fn tell(&self, report: SweepReport) {
+        report.counted();
         let (open, now) = match (self.parts.ledger.open_rows().await, self.parts.ledger.now_ms().await) {
             (Ok(open), Ok(now)) => (open, now),
             (Err(error), _) | (_, Err(error)) => {
@@ -306,11 +308,17 @@ impl Sweep {
                 return;
             }
         };
-        let oldest = open.oldest_created_ms.map_or(0, |created| now.saturating_sub(created) / 1000);
+        let seconds = |created: u64| now.saturating_sub(created) / 1000;
+        for (state, holds) in [(State::Reserved, open.reserved), (State::InDoubt, open.in_doubt)] {
+            let oldest = holds.oldest_created_ms.map_or(0, seconds);
+            telemetry::HOLDS.set([state.as_str()], holds.count as f64);
+            telemetry::OLDEST_HOLD.set([state.as_str()], oldest as f64);
+        }
+        let oldest = open.oldest_created_ms().map_or(0, seconds);
         let SweepReport { taken, settled, released, inconclusive, lost, failed, .. } = report;
         if settled + released + inconclusive + lost + failed > 0 {
             tracing::info!(
-                open_payments = open.count,
+                open_payments = open.count(),
                 oldest_open_seconds = oldest,
                 taken,
                 settled,
@@ -321,7 +329,7 @@ impl Sweep {
                 "swept"
             );
         } else {
-            tracing::debug!(open_payments = open.count, oldest_open_seconds = oldest, taken, "swept");
+            tracing::debug!(open_payments = open.count(), oldest_open_seconds = oldest, taken, "swept");
         }
     }
 
@@ -347,6 +355,22 @@ impl SweepReport {
             End::Failed => &mut self.failed,
         };
         *counter += 1;
+    }
+
+    fn counted(&self) {
+        let SweepReport { taken: _, settled, released, open, inconclusive, overdue, lost, failed } = *self;
+        telemetry::SWEEP_PASSES.one([]);
+        for (result, rows) in [
+            ("settled", settled),
+            ("released", released),
+            ("open", open),
+            ("inconclusive", inconclusive),
+            ("overdue", overdue),
+            ("lost", lost),
+            ("failed", failed),
+        ] {
+            telemetry::SWEPT.add([result], rows);
+        }
     }
 }
 

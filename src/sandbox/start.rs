@@ -101,7 +101,7 @@ pub async fn start(options: Options, world: &World) -> Result<Running, StartErro
     write(&state.dir.join("stdio.yaml"), &stdio)?;
     let config = config::parse(&text, Some(Transport::Remote), &environment)?;
     let server = agent::server::Server::start(&config, world).await.map_err(|e| StartError::Other(e.to_string()))?;
-    let router = server.router(&config, shutdown.clone());
+    let router = server.router(&config, server.health(&config), shutdown.clone());
     if let Some(sweep) = server.sweep(&config) {
         world.spawn.spawn(Box::pin(sweep.run(shutdown.clone())));
     }

@@ -75,6 +75,12 @@ impl External {
         if let Some(address) = known(&self.addresses) {
             return Ok(address);
         }
+        let address = self.ask_address(network).await?;
+        self.addresses.lock().unwrap_or_else(PoisonError::into_inner).insert(network.clone(), address.clone());
+        Ok(address)
+    }
+
+    pub async fn ask_address(&self, network: &Network) -> Result<String, SignerError> {
         let failed = SignerError::Address;
         let query = network.as_str().replace(':', "%3A");
         let url = self.url(&format!("{}?network={query}", wire::ADDRESS_PATH));
@@ -89,7 +95,6 @@ impl External {
         if network.namespace() == "stellar" && !is_stellar_payer(&address) {
             return Err(failed("the answer is not a Stellar account".into()));
         }
-        self.addresses.lock().unwrap_or_else(PoisonError::into_inner).insert(network.clone(), address.clone());
         Ok(address)
     }
 

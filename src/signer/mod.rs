@@ -55,6 +55,19 @@ pub enum NotSigned {
     Failed(Reserved, String),
 }
 
+impl NotSigned {
+    /// The stable word of it.
+    pub fn word(&self) -> &'static str {
+        match self {
+            NotSigned::WindowMissed(_) => "window_missed",
+            NotSigned::LeaseLost(_) => "lease_lost",
+            NotSigned::Refused(..) => "refused",
+            NotSigned::Unavailable(..) => "unavailable",
+            NotSigned::Failed(..) => "failed",
+        }
+    }
+}
+
 pub struct Signer(Mode);
 
 enum Mode {
@@ -87,6 +100,14 @@ impl Signer {
         match &self.0 {
             Mode::Local(signer) => Ok(signer.address().to_owned()),
             Mode::External(signer) => signer.address(network).await,
+        }
+    }
+
+    /// Whether whoever holds the key answers now. A key of this process is always there.
+    pub async fn is_there(&self, network: &Network) -> bool {
+        match &self.0 {
+            Mode::Local(_) => true,
+            Mode::External(signer) => signer.ask_address(network).await.is_ok(),
         }
     }
 

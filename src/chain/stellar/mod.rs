@@ -133,7 +133,8 @@ struct Accepted {
 impl Stellar {
     pub fn new(settings: Settings, http: Client, world: World) -> Stellar {
         let network_id = Sha256::digest(&settings.passphrase).into();
-        let rpcs = settings.rpc_urls.iter().map(|url| Rpc::new(http.clone(), url.clone())).collect();
+        let rpcs =
+            settings.rpc_urls.iter().map(|url| Rpc::new(http.clone(), url.clone(), settings.network.clone())).collect();
         Stellar { settings, network_id, rpcs, world, cache: Mutex::default(), asking: tokio::sync::Mutex::default() }
     }
 

@@ -13,6 +13,8 @@ use super::super::ChainError;
 use super::entry;
 use crate::http::{Client, HttpError};
 use crate::json;
+use crate::money::Network;
+use crate::telemetry;
 use crate::x402;
 
 const ANSWER: json::Limits = json::Limits { bytes: 8 << 20, depth: 64 };
@@ -21,6 +23,8 @@ const MAX_WORDS: usize = 300;
 pub(super) struct Rpc {
     http: Client,
     url: Url,
+    /// As the configuration names it: a label of what is counted.
+    network: Network,
     id: AtomicU64,
 }
 
@@ -106,8 +110,8 @@ pub(super) struct Event {
 }
 
 impl Rpc {
-    pub fn new(http: Client, url: Url) -> Rpc {
-        Rpc { http, url, id: AtomicU64::new(1) }
+    pub fn new(http: Client, url: Url, network: Network) -> Rpc {
+        Rpc { http, url, network, id: AtomicU64::new(1) }
     }
 
     /// The host alone: a path may hold an access key.
@@ -116,6 +120,17 @@ impl Rpc {
     }
 
     pub async fn call<T: DeserializeOwned>(&self, method: &str, params: &serde_json::Value) -> Result<T, ChainError> {
+        let answer = self.ask(method, params).await;
+        let result = match &answer {
+            Ok(_) => "ok",
+            Err(ChainError::Refused(_)) => "refused",
+            Err(_) => "unreachable",
+        };
+        telemetry::RPC_CALLS.one([self.network.as_str(), result]);
+        answer
+    }
+
+    async fn ask<T: DeserializeOwned>(&self, method: &str, params: &serde_json::Value) -> Result<T, ChainError> {
         let id = self.id.fetch_add(1, Ordering::Relaxed);
         let body = serde_json::json!({"jsonrpc": "2.0", "id": id, "method": method, "params": params}).to_string();
         let unreachable = |what: String| ChainError::Unreachable(format!("{} ({method}): {what}", self.name()));

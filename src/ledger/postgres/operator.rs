@@ -345,6 +345,12 @@ impl PostgresLedger {
             if !said("allowed")? {
                 return Err(LedgerError::Unavailable("the database's user may not write payments".to_owned()).into());
             }
+            // A newer schema is one that a rolling update runs beside; an older one is another database.
+            let row = tx.row("SELECT max(version) AS version FROM _sqlx_migrations", &[]).await?;
+            let version = row.as_ref().map_or(Ok(None), |row| get::<Option<i64>>(row, "version"))?;
+            if version.is_none_or(|version| version < super::migrate::newest()) {
+                return Err(LedgerError::Unavailable("the schema is older than this program's".to_owned()).into());
+            }
             tx.commit().await
         })
     }

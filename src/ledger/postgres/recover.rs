@@ -9,8 +9,8 @@ use super::rows::{self, Note, bytes, get, int, parsed, signed, text, unsigned};
 use super::tx::{Fault, Gate, Tx, attempts};
 use super::{PostgresLedger, payload_context};
 use crate::ledger::{
-    self, Evidence, Lease, LedgerError, OpenRows, PAYLOAD_AFTER_SETTLEMENT_MS, Payment, Reason, Recoverable, Recovery,
-    Resolution, Resolved, State, Tidied,
+    self, Evidence, Holds, Lease, LedgerError, OpenRows, PAYLOAD_AFTER_SETTLEMENT_MS, Payment, Reason, Recoverable,
+    Recovery, Resolution, Resolved, State, Tidied,
 };
 use crate::money::PaymentId;
 
@@ -292,14 +292,19 @@ impl PostgresLedger {
     pub(super) async fn do_open_rows(&self) -> Result<OpenRows, LedgerError> {
         attempts!(tries = repeatable, async {
             let tx = self.begin(Gate::None).await?;
-            let sql = "SELECT count(*) AS open, min(created) AS oldest FROM payments \
-                WHERE state IN ('reserved', 'in_doubt')";
-            let row = tx.row(sql, &[]).await?;
+            let mut open = OpenRows::default();
+            for (state, holds) in [("reserved", &mut open.reserved), ("in_doubt", &mut open.in_doubt)] {
+                let sql = "SELECT count(*) AS open, min(created) AS oldest FROM payments \
+                    WHERE state IN ('reserved', 'in_doubt') AND state = $1";
+                let Some(row) = tx.row(sql, &[text(&state)]).await? else { continue };
+                let oldest: Option<i64> = get(&row, "oldest")?;
+                *holds = Holds {
+                    count: unsigned(get(&row, "open")?)?,
+                    oldest_created_ms: oldest.map(unsigned).transpose()?,
+                };
+            }
             tx.commit().await?;
-            let Some(row) = row else { return Ok(OpenRows::default()) };
-            let oldest: Option<i64> = get(&row, "oldest")?;
-            let count = unsigned(get(&row, "open")?)?;
-            Ok::<_, Fault>(OpenRows { count, oldest_created_ms: oldest.map(unsigned).transpose()? })
+            Ok::<_, Fault>(open)
         })
     }
 }

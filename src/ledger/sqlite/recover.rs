@@ -8,8 +8,8 @@ use super::reserve::{by_id, effective, unless_expired};
 use super::rows::{self, Note, exactly_one, signed, unsigned};
 use super::{SqliteLedger, Writing, payload_context, unavailable};
 use crate::ledger::{
-    self, Evidence, Lease, LedgerError, OpenRows, PAYLOAD_AFTER_SETTLEMENT_MS, Payment, Reason, Recoverable, Recovery,
-    Resolution, Resolved, State, Tidied,
+    self, Evidence, Holds, Lease, LedgerError, OpenRows, PAYLOAD_AFTER_SETTLEMENT_MS, Payment, Reason, Recoverable,
+    Recovery, Resolution, Resolved, State, Tidied,
 };
 use crate::money::PaymentId;
 
@@ -195,12 +195,18 @@ impl SqliteLedger {
 
     pub(super) async fn do_open_rows(&self) -> Result<OpenRows, LedgerError> {
         let mut connection = self.connection().await?;
-        let (count, oldest): (i64, Option<i64>) =
-            sqlx::query_as("SELECT count(*), min(created) FROM payments WHERE state IN ('reserved', 'in_doubt')")
-                .fetch_one(&mut *connection)
-                .await
-                .map_err(unavailable)?;
-        Ok(OpenRows { count: unsigned(count)?, oldest_created_ms: oldest.map(unsigned).transpose()? })
+        let rows: Vec<(String, i64, Option<i64>)> = sqlx::query_as(
+            "SELECT state, count(*), min(created) FROM payments WHERE state IN ('reserved', 'in_doubt') GROUP BY state",
+        )
+        .fetch_all(&mut *connection)
+        .await
+        .map_err(unavailable)?;
+        let mut open = OpenRows::default();
+        for (state, count, oldest) in rows {
+            let holds = if state == "reserved" { &mut open.reserved } else { &mut open.in_doubt };
+            *holds = Holds { count: unsigned(count)?, oldest_created_ms: oldest.map(unsigned).transpose()? };
+        }
+        Ok(open)
     }
 }
 
