@@ -125,7 +125,7 @@ families! {
     );
     CATALOG_CALLS: Counter<1> = (
         "tollway_catalog_calls_total", ["result"], &[["ok"], ["not_listed"], ["timeout"], ["unusable"]],
-        "requests to the catalog",
+        "searches and look-ups in the catalog",
     );
 }
 

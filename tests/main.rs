@@ -29,3 +29,5 @@ mod secrets;
 mod sweep;
 #[cfg(feature = "sandbox")]
 mod hostile;
+#[cfg(feature = "sandbox")]
+mod telemetry;

@@ -13,6 +13,7 @@ use super::answer::{Answer, Pagination, error_word};
 use super::query::{MAX_LIMIT, Position, Verdict};
 use super::{CatalogError, Listing, ResourceRef, SearchQuery, Skip, warnings};
 use crate::http::{Client, HttpError};
+use crate::telemetry;
 use crate::x402::words;
 
 /// One page of results.
@@ -115,7 +116,7 @@ impl Catalog {
     pub async fn search(&self, query: &SearchQuery) -> Result<Page, CatalogError> {
         let at = query.position()?;
         let limit = query.limit();
-        let Fetched { mut page, next } = self.fetch(query, &at, limit, Take::AsAsked).await?;
+        let Fetched { mut page, next } = counted(self.fetch(query, &at, limit, Take::AsAsked).await)?;
         page.cursor = next.map(|next| query.cursor(&next));
         for listing in &mut page.items {
             self.watch_recipients(listing);
@@ -127,7 +128,7 @@ impl Catalog {
     /// search and list. [`CatalogError::NotListed`] only where the catalog said so or was read to its end.
     pub async fn resolve(&self, reference: &ResourceRef) -> Result<Listing, CatalogError> {
         let found = tokio::time::timeout(RESOLVE_TIME, self.find(reference)).await;
-        let mut listing = found.map_err(|_| CatalogError::Timeout)??;
+        let mut listing = counted(found.unwrap_or(Err(CatalogError::Timeout)))?;
         self.watch_recipients(&mut listing);
         Ok(listing)
     }
@@ -391,4 +392,17 @@ fn next(at: &Position, path: Path, limit: u32, taken: usize, pagination: &Pagina
         None => path == Path::List && taken >= limit as usize,
     };
     more.then_some(Position::Offset(next))
+}
+
+fn counted<T>(answer: Result<T, CatalogError>) -> Result<T, CatalogError> {
+    let result = match &answer {
+        Ok(_) => "ok",
+        Err(CatalogError::NotListed) => "not_listed",
+        Err(CatalogError::Timeout) => "timeout",
+        // Nobody was asked.
+        Err(CatalogError::Invalid { .. }) => return answer,
+        Err(CatalogError::Protocol(_)) => "unusable",
+    };
+    telemetry::CATALOG_CALLS.one([result]);
+    answer
 }

@@ -80,7 +80,7 @@ impl Front {
     pub async fn of(config: &Config) -> Front {
         let (world, _) = machine::world();
         let server = Server::start(config, &world).await.unwrap();
-        Front::over(server.router(config, CancellationToken::new())).await
+        Front::over(server.router(config, server.health(config), CancellationToken::new())).await
     }
 
     pub async fn over(app: axum::Router) -> Front {

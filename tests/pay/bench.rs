@@ -474,6 +474,11 @@ impl Bench {
         self.seller.url("").trim_end_matches('/').parse().unwrap()
     }
 
+    /// Where an agent server of its own process finds the signer.
+    pub fn signer_url(&self) -> String {
+        self.signer.url("")
+    }
+
     /// How often the signer was asked for a signature.
     pub fn signatures(&self) -> usize {
         self.signer.requests().iter().filter(|request| request.method == "POST").count()
