@@ -57,6 +57,7 @@ impl Auditor {
     }
 
     /// Of a store that makes the row of all agents' day, from the agents' days, when a limit needs it.
+    #[cfg(feature = "postgres")]
     pub fn totals_on_demand(self) -> Auditor {
         Auditor { totals_on_demand: true, ..self }
     }
