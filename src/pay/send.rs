@@ -104,7 +104,13 @@ impl Courier {
         ready: impl Future<Output = ()>,
     ) -> Result<CallOutcome, PayError> {
         let end = match judge(&held.terms, &answer) {
-            Judged::Paid(paid) => return self.record(held, paid).await,
+            Judged::Paid(paid) => {
+                // A settled row takes no payload any more, and the answer to the seller's question is sent with it.
+                if paid.unfinished {
+                    ready.await;
+                }
+                return self.record(held, paid).await;
+            }
             Judged::Asks(seller) => {
                 ready.await;
                 self.doubt(held, Reason::InputRequired, Ok(open_input(held, &seller))).await
