@@ -90,6 +90,12 @@ fn create(args: &CreateArgs, world: &World) -> Result<ExitCode, Failure> {
     if args.out.symlink_metadata().is_ok() {
         return Err(exists());
     }
+    // A directory that nobody made is a slip of the pen, and a key in it would be looked for elsewhere.
+    let parent = args.out.parent().filter(|parent| !parent.as_os_str().is_empty());
+    if let Some(parent) = parent.filter(|parent| !parent.is_dir()) {
+        let parent = parent.display();
+        return Err(Failure::Usage(format!("there is no directory {parent}: make it first (mkdir -m 700 {parent})")));
+    }
     let name = &args.key_env;
     let key = std::env::var(name).ok().filter(|key| !key.trim().is_empty()).map(Zeroizing::new);
     let key = key.ok_or_else(|| {
@@ -99,10 +105,20 @@ fn create(args: &CreateArgs, world: &World) -> Result<ExitCode, Failure> {
         ))
     })?;
     let key = KeystoreKey::parse(&key).map_err(|e| Failure::Usage(format!("the environment variable {name} {e}")))?;
+    if key.is_one_byte() {
+        return Err(Failure::Usage(format!(
+            "the environment variable {name} holds one byte 32 times, which anybody guesses: openssl rand -hex 32"
+        )));
+    }
     let seed = if args.generate {
         Seed::generate(world)
     } else {
-        Seed::parse(&ask()?).map_err(|e| Failure::Usage(format!("what was given {e}")))?
+        let given = ask()?;
+        if given.trim().is_empty() {
+            let ways = "give the seed (S…) on standard input or when asked, or make a new one with --generate";
+            return Err(Failure::Usage(format!("no seed was given: {ways}")));
+        }
+        Seed::parse(&given).map_err(|e| Failure::Usage(format!("what was given {e}")))?
     };
     Keystore::seal(world, &seed, &key).write(world, &args.out).map_err(|error| match error.kind() {
         io::ErrorKind::AlreadyExists => exists(),

@@ -7,6 +7,7 @@ use url::Url;
 
 use super::value::{host, is_loopback, operator_url, secret_env};
 use super::{ConfigError, Secret, Source, Transport, auth, file, refuse};
+use crate::seal::SealError;
 use crate::signer::keystore::{KeystoreError, KeystoreKey, Seed};
 
 /// The variable with a keystore's key, where the file names no other.
@@ -131,7 +132,7 @@ pub(super) fn signer(
 /// The keystore is opened here, so that a wrong key is one sentence at the start.
 pub(super) fn encrypted_key(file: &file::Signer, source: &dyn Source) -> Result<SignerMode, ConfigError> {
     let Some(path) = &file.keystore_path else {
-        let problem = "is missing: signer.mode encrypted-key needs the file that tollway keystore create writes";
+        let problem = "is missing: make the file with tollway keystore create --out FILE, and write its path here";
         return refuse("signer.keystore_path", problem);
     };
     let name = file.encryption_key_env.as_deref().unwrap_or(KEYSTORE_KEY_ENV);
@@ -145,6 +146,12 @@ pub(super) fn encrypted_key(file: &file::Signer, source: &dyn Source) -> Result<
     let seed = source.keystore(&path).and_then(|keystore| keystore.open(&key));
     let seed = seed.or_else(|error| {
         let problem = match error {
+            KeystoreError::File(SealError::File(_, error)) if error.kind() == std::io::ErrorKind::NotFound => {
+                let path = path.display();
+                format!(
+                    "there is no file {path}: make it with tollway keystore create --out {path}, or correct the path"
+                )
+            }
             KeystoreError::File(error) => error.to_string(),
             error => format!("{}: {error}", path.display()),
         };

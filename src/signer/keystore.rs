@@ -112,6 +112,11 @@ impl KeystoreKey {
         Ok(KeystoreKey(Zeroizing::new(key)))
     }
 
+    /// One byte over and over: nobody drew that at random.
+    pub fn is_one_byte(&self) -> bool {
+        self.0.iter().all(|byte| *byte == self.0[0])
+    }
+
     fn aead(&self) -> aead::LessSafeKey {
         aead::LessSafeKey::new(aead::UnboundKey::new(&aead::AES_256_GCM, &*self.0).expect("AES-256 takes 32 bytes"))
     }

@@ -7,7 +7,7 @@ use std::process::{Command, Output, Stdio};
 
 use serde_json::Value;
 
-const KEY: &str = "5a5a5a5a5a5a5a5a5a5a5a5a5a5a5a5a5a5a5a5a5a5a5a5a5a5a5a5a5a5a5a5a";
+const KEY: &str = "a55a5a5a5a5a5a5a5a5a5a5a5a5a5a5a5a5a5a5a5a5a5a5a5a5a5a5a5a5a5a5a";
 const SEED: &str = "SADQOBYHA4DQOBYHA4DQOBYHA4DQOBYHA4DQOBYHA4DQOBYHA4DQP54X";
 const ADDRESS: &str = "GDVEU3DD4KOFECV66VIHWEZOYX4ZKR3WV27L464SIIPOU2IUI3JCZA57";
 
@@ -80,6 +80,10 @@ fn a_seed_from_standard_input_becomes_a_private_file_that_pays_from_its_address(
     assert!(signer["detail"].as_str().unwrap().contains(ADDRESS), "{checked}");
     refused(&tollway(&check, Some(&"1".repeat(64)), ""), 2, "does not open");
     refused(&tollway(&check, None, ""), 2, "TOLLWAY_KEYSTORE_KEY is not set");
+    let lost = dir.path().join("lost.yaml");
+    std::fs::write(&lost, std::fs::read_to_string(&config).unwrap().replace("keystore.json", "other.json")).unwrap();
+    let check_lost = ["check", "--json", "--config", text(&lost)];
+    refused(&tollway(&check_lost, Some(KEY), ""), 2, "make it with tollway keystore create --out");
     std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o644)).unwrap();
     refused(&tollway(&check, Some(KEY), ""), 2, "chmod 600");
     refused(&tollway(&["keystore", "show", text(&path)], None, ""), 1, "chmod 600");
@@ -112,7 +116,14 @@ fn what_makes_no_keystore_is_said_and_leaves_no_file() {
     refused(&tollway(&create, None, SEED), 2, "openssl rand -hex 32");
     refused(&tollway(&create, Some("too short"), SEED), 2, "TOLLWAY_KEYSTORE_KEY is not 32 bytes");
     refused(&tollway(&create, Some(KEY), &SEED[1..]), 2, "not a Stellar secret seed");
-    refused(&tollway(&create, Some(KEY), ""), 2, "not a Stellar secret seed");
+    for nothing in ["", "\n"] {
+        refused(&tollway(&create, Some(KEY), nothing), 2, "no seed was given");
+    }
+    for weak in ["0".repeat(64), "f".repeat(64)] {
+        refused(&tollway(&create, Some(&weak), SEED), 2, "one byte 32 times");
+    }
+    let nowhere = dir.path().join("typo/keystore.json");
+    refused(&tollway(&["keystore", "create", "--out", text(&nowhere)], Some(KEY), SEED), 2, "mkdir -m 700");
     refused(&tollway(&create, Some(KEY), ADDRESS), 2, "not a Stellar secret seed");
     let named = [&create[..], &["--key-env", "OTHER_KEY"]].concat();
     refused(&tollway(&named, Some(KEY), SEED), 2, "OTHER_KEY is not set");
