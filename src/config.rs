@@ -14,6 +14,7 @@ pub mod profiles;
 mod refusal;
 mod security;
 mod signer;
+pub mod signer_role;
 mod store;
 mod value;
 mod watch;

@@ -25,14 +25,16 @@ const SECONDS: &[f64] =
 const BATCH: &[f64] = &[1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0];
 
 macro_rules! families {
-    ($($name:ident: $kind:ident<$n:literal> = ($($of:expr),+ $(,)?);)+) => {
+    ($(#[$about:meta])* $all:ident; $($name:ident: $kind:ident<$n:literal> = ($($of:expr),+ $(,)?);)+) => {
         $(pub static $name: $kind<$n> = $kind::new($($of),+);)+
-        /// Every family, in the order of the documentation.
-        pub static FAMILIES: &[&dyn Family] = &[$(&$name),+];
+        $(#[$about])*
+        pub static $all: &[&dyn Family] = &[$(&$name),+];
     };
 }
 
 families! {
+    /// Every family of a process that serves agents, in the order of the documentation.
+    FAMILIES;
     BUILD_INFO: Gauge<1> = (
         "tollway_build_info", ["version"], &[[env!("CARGO_PKG_VERSION")]],
         "1, with the version of this program",
@@ -129,7 +131,55 @@ families! {
     );
 }
 
-/// Every family's text, each there from the first look on where its labels are known beforehand.
+families! {
+    /// Those of `tollway signer`, whose process has `tollway_ready` and `tollway_build_info` besides.
+    SIGNER_FAMILIES;
+    SIGNER_DECISIONS: Counter<2> = (
+        "tollway_signer_decisions_total", ["decision", "reason"],
+        &[["signed", ""], ["repeated", ""], ["withheld", "too_late"], ["refused", "unauthorized"], ["refused", "day_cap"]],
+        "requests to sign, by what was decided (signed, repeated, refused, withheld) and why not",
+    );
+    SIGNER_SECONDS: Histogram<1> = (
+        "tollway_signer_decision_seconds", ["decision"], &[["signed"], ["refused"]],
+        "from a request's body to its decision",
+        SECONDS,
+    );
+    SIGNER_DAY: Gauge<2> = (
+        "tollway_signer_day_signed_atomic", ["network", "asset"], &[],
+        "what the signatures of this UTC day may move, atomic units (rounded above 2^53)",
+    );
+    SIGNER_DAY_CAP: Gauge<2> = (
+        "tollway_signer_day_cap_atomic", ["network", "asset"], &[],
+        "the cap of a UTC day, atomic units; absent where it is unlimited",
+    );
+    SIGNER_RELOADS: Counter<2> = (
+        "tollway_signer_reloads_total", ["what", "result"],
+        &[["tls", "changed"], ["tls", "failed"], ["bearer_keys", "changed"], ["bearer_keys", "failed"]],
+        "files that changed on disk and were read again",
+    );
+    SIGNER_STALE: Gauge<1> = (
+        "tollway_signer_stale", ["what"], &[["tls"], ["bearer_keys"]],
+        "1 while the file on disk cannot be used and the one before it is in use",
+    );
+    SIGNER_STORE_ERRORS: Counter<1> = (
+        "tollway_signer_store_errors_total", ["what"], &[["reserve"], ["refused"], ["withheld"]],
+        "writes to the signer's database that failed",
+    );
+    SIGNER_STORE_UP: Gauge<1> = (
+        "tollway_signer_store_up", ["store"], &[],
+        "1 while the signer's database answers",
+    );
+}
+
+/// The text of `tollway signer`.
+#[cfg(feature = "roles")]
+pub fn signer_text() -> Result<String, prometheus::Error> {
+    SIGNER_FAMILIES.iter().for_each(|family| family.begin());
+    BUILD_INFO.set([env!("CARGO_PKG_VERSION")], 1.0);
+    family::text()
+}
+
+/// The text of a process that serves agents, each family there from the first look on where its labels are known beforehand.
 #[cfg(feature = "roles")]
 pub fn text() -> Result<String, prometheus::Error> {
     FAMILIES.iter().for_each(|family| family.begin());

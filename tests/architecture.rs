@@ -27,10 +27,11 @@ fn modules_use_only_what_stands_before_them() {
 
 #[test]
 fn outside_names_stay_where_they_belong() {
-    // (what is named, which top-level modules may name it)
+    // (what is named, which top-level modules may name it). The signer role is a server with a book of its own inside a
+    // module that is neither.
     let rules: [(&str, &[&str]); 9] = [
-        ("axum", &["mcp", "agent", "sandbox"]),
-        ("sqlx", &["ledger"]),
+        ("axum", &["mcp", "agent", "sandbox", "signer/role", "signer/role/store"]),
+        ("sqlx", &["ledger", "signer/role/store"]),
         // One file of it, see below.
         ("kube", &["agent"]),
         ("k8s_openapi", &["agent"]),
@@ -44,8 +45,10 @@ fn outside_names_stay_where_they_belong() {
     let mut wrong = Vec::new();
     for (file, module) in sources(&order) {
         let code = code(&file);
+        let within = |part: &str| file.strip_prefix(root().join("src")).is_ok_and(|file| file.starts_with(part));
+        let module = ["signer/role/store", "signer/role"].into_iter().find(|part| within(part)).unwrap_or(&module);
         for (name, allowed) in rules {
-            if names_crate(&code, name) && !allowed.contains(&module.as_str()) {
+            if names_crate(&code, name) && !allowed.contains(&module) {
                 wrong.push(format!("{} names {name}", file.display()));
             }
         }
@@ -54,7 +57,7 @@ fn outside_names_stay_where_they_belong() {
             wrong.push(format!("{} knows of Kubernetes", file.display()));
         }
         for word in ["INSERT INTO", "SELECT ", "UPDATE payments"] {
-            if code.contains(word) && module != "ledger" {
+            if code.contains(word) && !["ledger", "signer/role/store"].contains(&module) {
                 wrong.push(format!("{} contains SQL ({word})", file.display()));
             }
         }

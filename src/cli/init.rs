@@ -9,7 +9,7 @@ use crate::config::profiles;
 
 #[derive(Debug, clap::Args)]
 pub struct InitArgs {
-    /// local-discovery, hosted-discovery, paying-local or paying-cluster
+    /// local-discovery, hosted-discovery, paying-local, paying-cluster, or signer (for tollway signer)
     #[arg(default_value = "local-discovery", value_parser = profile)]
     profile: &'static (&'static str, &'static str),
     /// Where to write; `-` is standard output
@@ -21,19 +21,24 @@ pub struct InitArgs {
 }
 
 fn profile(name: &str) -> Result<&'static (&'static str, &'static str), String> {
-    profiles::ALL.iter().find(|(known, _)| *known == name).ok_or_else(|| {
-        let known: Vec<&str> = profiles::ALL.iter().map(|(name, _)| *name).collect();
+    let all = || profiles::ALL.iter().chain([&profiles::SIGNER]);
+    all().find(|(known, _)| *known == name).ok_or_else(|| {
+        let known: Vec<&str> = all().map(|(name, _)| *name).collect();
         format!("no such profile: write one of {}", known.join(", "))
     })
 }
 
 pub fn run(args: &InitArgs) -> Result<ExitCode, Failure> {
     let (name, text) = args.profile;
+    let shown = args.output.display();
+    let check = match *name {
+        "signer" => format!("tollway signer --config {shown} --check"),
+        _ => format!("tollway check --config {shown}"),
+    };
     if args.output.as_os_str() == "-" {
         print!("{text}");
         return Ok(ExitCode::SUCCESS);
     }
-    let shown = args.output.display();
     let mut options = std::fs::OpenOptions::new();
     options.write(true);
     if args.force {
@@ -44,7 +49,7 @@ pub fn run(args: &InitArgs) -> Result<ExitCode, Failure> {
     let written = options.open(&args.output).and_then(|mut file| file.write_all(text.as_bytes()));
     match written {
         Ok(()) => {
-            eprintln!("wrote {shown} ({name}); next: tollway check --config {shown}");
+            eprintln!("wrote {shown} ({name}); next: {check}");
             Ok(ExitCode::SUCCESS)
         }
         Err(e) if e.kind() == std::io::ErrorKind::AlreadyExists => Err(Failure::Usage(format!(

@@ -14,6 +14,7 @@ pub mod limits;
 pub mod policy;
 pub mod reservations;
 pub mod resolve;
+pub mod signer;
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -74,6 +75,8 @@ enum Command {
     /// The encrypted key file of signer.mode encrypted-key
     #[command(subcommand)]
     Keystore(keystore::KeystoreCommand),
+    /// The external signer: holds the key in a process of its own, with a policy of its own
+    Signer(signer::SignerArgs),
     /// Bring the ledger's schema up to date
     Migrate(ledger::MigrateArgs),
     /// The limits that bound spending, and the kill switch
@@ -156,6 +159,7 @@ async fn run(cli: Cli) -> Result<ExitCode, Failure> {
         Command::Init(args) => init::run(&args),
         Command::Check(args) => check::run(&args, load(None)?).await,
         Command::Keystore(command) => keystore::run(&command, &machine::world().0),
+        Command::Signer(args) => signer::run(&args, cli.config.as_deref()).await,
         Command::Migrate(args) => {
             let (world, _tasks) = machine::world();
             ledger::migrate(&args, &config::load_store(cli.config.as_deref(), &Machine)?, world).await

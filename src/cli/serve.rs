@@ -162,25 +162,25 @@ async fn end_in_order(
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Signal {
+pub(super) enum Signal {
     Terminate,
     Interrupt,
 }
 
 /// SIGTERM and SIGINT, which end nothing by themselves once this is made.
-struct Signals {
+pub(super) struct Signals {
     terminate: tokio::signal::unix::Signal,
     interrupt: tokio::signal::unix::Signal,
 }
 
 impl Signals {
-    fn listen() -> Result<Signals, Failure> {
+    pub(super) fn listen() -> Result<Signals, Failure> {
         let failed = |e| Failure::Failed(format!("signals cannot be waited for ({e})"));
         let terminate = signal(SignalKind::terminate()).map_err(failed)?;
         Ok(Signals { terminate, interrupt: signal(SignalKind::interrupt()).map_err(failed)? })
     }
 
-    async fn next(&mut self) -> Signal {
+    pub(super) async fn next(&mut self) -> Signal {
         match select(pin!(self.terminate.recv()), pin!(self.interrupt.recv())).await {
             Either::Left(_) => Signal::Terminate,
             Either::Right(_) => Signal::Interrupt,
@@ -191,7 +191,7 @@ impl Signals {
 /// Call it after the server is dropped: its clients keep idle connections, and each is a task.
 ///
 /// Payments in flight finish their bookkeeping; what is left after that stays in the ledger, and is found there.
-async fn drain(tasks: TaskTracker, grace: Duration) {
+pub(super) async fn drain(tasks: TaskTracker, grace: Duration) {
     tasks.close();
     if tokio::time::timeout(grace + LAST_WAIT, tasks.wait()).await.is_err() {
         tracing::warn!(left = tasks.len(), "the time to finish is over; payments in flight stay held in the ledger");

@@ -11,3 +11,6 @@ pub const ALL: [(&str, &str); 4] = [
     ("paying-local", PAYING_LOCAL),
     ("paying-cluster", PAYING_CLUSTER),
 ];
+
+/// The file of `tollway signer`, which is another kind of file.
+pub const SIGNER: (&str, &str) = ("signer", include_str!("../../examples/signer.yaml"));

@@ -62,7 +62,9 @@ pub(super) fn store(file: &file::Budget, needed: bool, source: &dyn Source) -> R
             };
             let ca = file.ca_file.as_deref().map(|path| ca_file("budget.ca_file", path, source)).transpose()?;
             let database = Database::parse(url.expose(), ca).or_else(|problem| refuse(name, problem))?;
-            let database = database.behind(pooler(file)?).or_else(|problem| refuse(name, problem))?;
+            let database = database
+                .behind(pooler("budget.pooler", file.pooler.as_deref())?)
+                .or_else(|problem| refuse(name, problem))?;
             let database = match &file.schema {
                 Some(schema) => database
                     .in_schema(schema)
@@ -79,12 +81,12 @@ pub(super) fn store(file: &file::Budget, needed: bool, source: &dyn Source) -> R
     }
 }
 
-fn pooler(file: &file::Budget) -> Result<Pooler, ConfigError> {
-    match file.pooler.as_deref() {
+pub(super) fn pooler(field: &str, written: Option<&str>) -> Result<Pooler, ConfigError> {
+    match written {
         None | Some("none") => Ok(Pooler::None),
         Some("transaction") => Ok(Pooler::Transaction),
         Some(other) => refuse(
-            "budget.pooler",
+            field,
             format!(
                 "{other:?} is unknown: write transaction where a pooler such as pgbouncer stands in between, none for a \
                  direct connection"

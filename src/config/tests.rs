@@ -15,6 +15,11 @@ impl Source for Fake {
             None => Err(std::io::ErrorKind::NotFound.into()),
         }
     }
+    fn keys_file(&self, path: &Path) -> Result<Zeroizing<String>, SealError> {
+        let found = self.0.get(path.to_str().unwrap());
+        let missing = || SealError::File(path.to_owned(), std::io::ErrorKind::NotFound.into());
+        found.map(|text| Zeroizing::new((*text).to_owned())).ok_or_else(missing)
+    }
     fn keystore(&self, path: &Path) -> Result<Keystore, KeystoreError> {
         Keystore::parse(self.0.get(path.to_str().unwrap()).copied().unwrap_or_default())
     }
@@ -391,4 +396,136 @@ fn lists_of_whom_may_be_paid_are_read_strictly_and_what_is_refused_is_not_quoted
     let version = |text: &str| parse(&format!("{CATALOG}budget: {{limits_version: {text}}}\n"), None, &source(&[]));
     assert_eq!(version("7").unwrap().limits_version, 7);
     assert_eq!(version("0").unwrap_err().field, "budget.limits_version");
+}
+
+mod signer_role {
+    use super::super::signer_role::{BearerSource, RoleStore, SignerRole, parse};
+    use super::*;
+    use crate::signer::keystore::{KeystoreKey, Seed};
+    use crate::signer::role::policy::{LedgerSource, Recipients};
+    use crate::signer::role::tls::Certificate;
+
+    const SEED: &str = "SADQOBYHA4DQOBYHA4DQOBYHA4DQOBYHA4DQOBYHA4DQOBYHA4DQP54X";
+    const ASSET: &str = "CBIELTK6YBZJU5UP2WWQEUCYKLPU6AUNZ2BQ4WWFEIE3USCIHMXQDAMA";
+    const GOOD: &str = "key: {secret_env: SEED}\n\
+        tls: {directory: /tls}\n\
+        bearer_keys: {env: KEYS}\n\
+        database: {path: /book.sqlite}\n\
+        networks: {'stellar:testnet': {rpc_urls: ['https://r.example'], assets: [{asset: ASSET, recipients: any, \
+        per_signature_max_atomic: '5', day_max_atomic: '50'}]}}\n";
+
+    fn environment() -> Fake {
+        source(&[("SEED", SEED), ("KEYS", "serve:0123456789abcdef0123456789abcdef")])
+    }
+
+    fn read(text: &str) -> Result<SignerRole, ConfigError> {
+        parse(&text.replace("ASSET", ASSET), &environment())
+    }
+
+    /// `GOOD` with one part of it written otherwise.
+    fn with(part: &str, other: &str) -> Result<SignerRole, ConfigError> {
+        assert!(GOOD.contains(part), "{part}");
+        read(&GOOD.replace(part, other))
+    }
+
+    #[test]
+    fn the_example_is_valid_as_written() {
+        let key = "5a5a5a5a5a5a5a5a5a5a5a5a5a5a5a5a5a5a5a5a5a5a5a5a5a5a5a5a5a5a5a5a";
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("keystore.json");
+        let world = crate::ports::machine::world().0;
+        let sealed = Keystore::seal(&world, &Seed::parse(SEED).unwrap(), &KeystoreKey::parse(key).unwrap());
+        sealed.write(&world, &path).unwrap();
+        let keystore: &'static str = std::fs::read_to_string(path).unwrap().leak();
+        let env = source(&[
+            ("TOLLWAY_KEYSTORE_KEY", key),
+            ("/etc/tollway-signer/keystore.json", keystore),
+            ("/etc/tollway-signer/bearer-keys", "serve:0123456789abcdef0123456789abcdef\n"),
+        ]);
+        let role = parse(profiles::SIGNER.1, &env).unwrap();
+        assert_eq!(role.seed.address(), Seed::parse(SEED).unwrap().address());
+        assert_eq!(role.bearer, BearerSource::File("/etc/tollway-signer/bearer-keys".into()));
+        assert_eq!(role.store, RoleStore::Sqlite("/var/lib/tollway-signer/signer.sqlite".into()));
+        let network = &role.policy.networks[&"stellar:testnet".parse().unwrap()];
+        assert_eq!((network.ledger, network.max_ledgers_ahead), (LedgerSource::Rpc, 60));
+        assert_eq!(network.assets[ASSET].recipients, Recipients::Any);
+        assert!(matches!(role.tls.unwrap().certificate, Certificate::Own { .. }));
+    }
+
+    #[test]
+    fn a_ledger_anchor_stands_in_for_an_rpc_and_asks_none() {
+        let anchored = with("rpc_urls: ['https://r.example']", "ledger_anchor: {sequence: 7, closed_at: 9}").unwrap();
+        let network = anchored.policy.networks.values().next().unwrap();
+        assert_eq!(network.ledger, LedgerSource::Anchor { sequence: 7, unix_ms: 9000, ledger_ms: 4000 });
+        assert!(anchored.networks.is_empty());
+    }
+
+    #[test]
+    fn nothing_is_allowed_by_leaving_something_out() {
+        assert!(read(GOOD).is_ok());
+        let keys = "bearer_keys: {env: KEYS}";
+        for (part, other, field, word) in [
+            ("recipients: any, ", "", "assets[0].recipients", "missing"),
+            ("recipients: any", "recipients: all", "assets[0].recipients", "unknown"),
+            ("recipients: any", "recipients: []", "assets[0].recipients", "empty"),
+            ("recipients: any", "recipients: [GABC]", "assets[0].recipients", "neither"),
+            ("per_signature_max_atomic: '5', ", "", "per_signature_max_atomic", "unlimited: true"),
+            (", day_max_atomic: '50'", "", "day_max_atomic", "unlimited: true"),
+            ("day_max_atomic: '50'", "day_max_atomic: '50', unlimited: true", "unlimited", "both figures"),
+            ("asset: ASSET", "asset: USDC", "assets[0].asset", "token contract"),
+            ("rpc_urls: ['https://r.example'], ", "", "rpc_urls", "ledger_anchor"),
+            (
+                "stellar:testnet': {rpc_urls: ['https://r.example']",
+                "stellar:pubnet': {ledger_anchor: {sequence: 1, closed_at: 1}",
+                "rpc_urls",
+                "mainnet",
+            ),
+            (
+                "rpc_urls: ['https://r.example']",
+                "max_ledgers_ahead: 0, rpc_urls: ['https://r.example']",
+                "max_ledgers_ahead",
+                "between",
+            ),
+            ("networks: {", "networks: {}\nx: {", "x", "not a field"),
+            ("key: {secret_env: SEED}", "key: {}", "key", "keystore create"),
+            ("key: {secret_env: SEED}", "key: {secret_env: OTHER}", "key.secret_env", "not set"),
+            ("key: {secret_env: SEED}", "key: {secret_env: KEYS}", "key.secret_env", "not a Stellar secret seed"),
+            (keys, "bearer_keys: {}", "bearer_keys", "name:secret"),
+            (keys, "bearer_keys: {env: NONE}", "bearer_keys.env", "not set"),
+            ("tls: {directory: /tls}", "tls: {directory: tls}", "tls.directory", "absolute"),
+            ("tls: {directory: /tls}", "tls: {certificate_file: /c}", "tls.key_file", "missing"),
+            (
+                "tls: {directory: /tls}",
+                "bind: 0.0.0.0\ntls: {insecure_plain_loopback: true}",
+                "insecure_plain",
+                "loopback",
+            ),
+            ("database: {path: /book.sqlite}", "database: {}", "database.path", "missing"),
+            (
+                "database: {path: /book.sqlite}",
+                "database: {store: postgres}",
+                "database.url_env",
+                "SIGNER_DATABASE_URL",
+            ),
+        ] {
+            let error = with(part, other).expect_err(other);
+            assert!(error.field.contains(field), "{other}: {error}");
+            assert!(error.problem.contains(word), "{other}: {error}");
+        }
+    }
+
+    #[test]
+    fn a_name_has_two_secrets_at_most_and_none_is_short() {
+        let many = |keys: &'static str| {
+            parse(&GOOD.replace("ASSET", ASSET), &source(&[("SEED", SEED), ("KEYS", keys)])).map(|_| ())
+        };
+        let (a, b, c) = (
+            "a:0123456789abcdef0123456789abcdef",
+            "a:1123456789abcdef0123456789abcdef",
+            "a:2123456789abcdef0123456789abcdef",
+        );
+        assert!(many(format!("{a},{b}").leak()).is_ok());
+        assert!(many(format!("{a},{b},{c}").leak()).unwrap_err().problem.contains("more than 2"));
+        assert!(many("a:short").unwrap_err().problem.contains("32"));
+    }
 }

@@ -8,12 +8,12 @@
 //! in the transaction that reserves.
 
 mod audit;
-mod clock;
+pub(crate) mod clock;
 mod limits;
 #[cfg(feature = "postgres")]
 pub mod postgres;
 #[cfg(feature = "sqlite")]
-mod sqlite;
+pub(crate) mod sqlite;
 #[cfg(test)]
 mod table;
 

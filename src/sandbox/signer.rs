@@ -15,14 +15,13 @@ use base64::engine::general_purpose::STANDARD;
 use bytes::Bytes;
 use ed25519_dalek::{Signer as _, SigningKey};
 use sha2::{Digest, Sha256};
-use stellar_xdr::{HashIdPreimage, ReadXdr, ScAddress, ScVal, SorobanAuthorizedFunction, SorobanAuthorizedInvocation};
 use url::form_urlencoded;
 use zeroize::Zeroizing;
 
 use crate::ports::World;
 use crate::sandbox::facilitator::account_strkey;
-use crate::sandbox::soroban::XDR;
-use crate::signer::wire;
+use crate::signer::role::transfer::{self, Asked};
+use crate::signer::{role, wire};
 
 pub struct Options {
     /// CAIP-2.
@@ -98,45 +97,27 @@ impl Signer {
         if asked.payment.sign_before.is_some_and(|limit| self.world.unix_ms() > limit) {
             return Err(No(403, "too_late"));
         }
-        let preimage = STANDARD.decode(asked.auth_entry_xdr.as_ref()).map_err(|_| malformed)?;
-        self.policy(&HashIdPreimage::from_xdr(&preimage, XDR).map_err(|_| malformed)?)?;
-        let signature = self.options.key.sign(&Sha256::digest(&preimage)).to_bytes();
+        let read = transfer::read(&asked.auth_entry_xdr).map_err(|no| match no {
+            role::policy::No::Unreadable => malformed,
+            no => No(403, no.word()),
+        });
+        let transfer = self.policy(read?)?;
+        let signature = self.options.key.sign(&transfer.digest).to_bytes();
         self.signatures.fetch_add(1, Ordering::SeqCst);
         Ok(STANDARD.encode(signature))
     }
 
-    fn policy(&self, preimage: &HashIdPreimage) -> Result<(), No> {
-        let (network_id, invocation) = match preimage {
-            HashIdPreimage::SorobanAuthorization(p) => (&p.network_id, &p.invocation),
-            HashIdPreimage::SorobanAuthorizationWithAddress(p) => {
-                self.own(&p.address)?;
-                (&p.network_id, &p.invocation)
-            }
-            _ => return Err(No(403, "not_an_authorization")),
-        };
-        if network_id.0[..] != Sha256::digest(&self.options.passphrase)[..] {
+    fn policy(&self, transfer: Asked) -> Result<Asked, No> {
+        if transfer.network_id[..] != Sha256::digest(&self.options.passphrase)[..] {
             return Err(No(403, "network_not_allowed"));
         }
-        let SorobanAuthorizedInvocation { function, sub_invocations } = invocation;
-        let SorobanAuthorizedFunction::ContractFn(call) = function else { return Err(No(403, "not_a_transfer")) };
-        if !sub_invocations.is_empty() || call.function_name.0.as_slice() != b"transfer" {
-            return Err(No(403, "not_a_transfer"));
+        if transfer.payer != self.address {
+            return Err(No(403, "not_my_account"));
         }
-        let [ScVal::Address(from), ScVal::Address(_), ScVal::I128(amount)] = call.args.as_slice() else {
-            return Err(No(403, "not_a_transfer"));
-        };
-        self.own(from)?;
-        if i128::from(amount) <= 0 {
-            return Err(No(403, "not_a_transfer"));
-        }
-        if !self.options.assets.contains(&call.contract_address.to_string()) {
+        if !self.options.assets.contains(&transfer.asset) {
             return Err(No(403, "asset_not_allowed"));
         }
-        Ok(())
-    }
-
-    fn own(&self, address: &ScAddress) -> Result<(), No> {
-        if address.to_string() == self.address { Ok(()) } else { Err(No(403, "not_my_account")) }
+        Ok(transfer)
     }
 }
 
@@ -164,13 +145,15 @@ mod tests {
     use ed25519_dalek::{Signature, Verifier};
     use serde_json::json;
     use stellar_xdr::{
-        ContractId, Hash, HashIdPreimageSorobanAuthorization, HashIdPreimageSorobanAuthorizationWithAddress,
-        Int128Parts, InvokeContractArgs, ScSymbol, WriteXdr,
+        ContractId, Hash, HashIdPreimage, HashIdPreimageSorobanAuthorization,
+        HashIdPreimageSorobanAuthorizationWithAddress, Int128Parts, InvokeContractArgs, ScAddress, ScSymbol, ScVal,
+        SorobanAuthorizedFunction, SorobanAuthorizedInvocation, WriteXdr,
     };
 
     use super::*;
     use crate::ports::machine;
     use crate::sandbox::facilitator::account_id;
+    use crate::sandbox::soroban::XDR;
 
     const PASSPHRASE: &str = "Test SDF Network ; September 2015";
     const TOKEN: &str = "a-token-of-at-least-thirty-two-bytes";
@@ -310,7 +293,7 @@ mod tests {
             (
                 "something underneath",
                 preimage(invocation(transfer(), vec![invocation(transfer(), vec![])]), PASSPHRASE),
-                "not_a_transfer",
+                "sub_invocations",
             ),
             ("another network", preimage(invocation(transfer(), vec![]), "Public"), "network_not_allowed"),
         ] {

@@ -5,6 +5,8 @@
 mod external;
 pub mod keystore;
 mod local;
+#[cfg(feature = "roles")]
+pub mod role;
 pub mod wire;
 #[cfg(all(test, feature = "roles"))]
 mod tests;

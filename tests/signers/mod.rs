@@ -4,4 +4,5 @@
 mod keystore;
 mod nodes;
 mod paid;
+mod role;
 mod smart;

@@ -81,15 +81,7 @@ impl SqliteLedger {
         ring: Option<KeyRing>,
         options: Options,
     ) -> Result<SqliteLedger, LedgerError> {
-        make_private(path).map_err(|e| LedgerError::Unavailable(format!("{}: {e}", path.display())))?;
-        let settings = SqliteConnectOptions::new()
-            .filename(path)
-            .journal_mode(SqliteJournalMode::Wal)
-            .synchronous(SqliteSynchronous::Full)
-            .foreign_keys(true)
-            .busy_timeout(options.busy_timeout)
-            .disable_statement_logging();
-        let mut connection = connect(&settings, options.busy_timeout).await?;
+        let mut connection = open_file(path, options.busy_timeout).await?;
         migrate::run(&mut connection).await?;
         Ok(SqliteLedger { connection: Mutex::new(connection), queue: Semaphore::new(QUEUE), world, ring, options })
     }
@@ -115,6 +107,19 @@ impl SqliteLedger {
         let opened = self.ring.as_ref()?.open(context, sealed);
         opened.inspect_err(|error| tracing::warn!(%error, "a stored body could not be opened")).ok()
     }
+}
+
+/// A file of mode 0600, made where there is none; its schema is its owner's business.
+pub(crate) async fn open_file(path: &Path, busy_timeout: Duration) -> Result<SqliteConnection, LedgerError> {
+    make_private(path).map_err(|e| LedgerError::Unavailable(format!("{}: {e}", path.display())))?;
+    let settings = SqliteConnectOptions::new()
+        .filename(path)
+        .journal_mode(SqliteJournalMode::Wal)
+        .synchronous(SqliteSynchronous::Full)
+        .foreign_keys(true)
+        .busy_timeout(busy_timeout)
+        .disable_statement_logging();
+    connect(&settings, busy_timeout).await
 }
 
 /// The write transaction with the ledger's time in it. Dropped without [`Writing::commit`] it is rolled back.
@@ -171,14 +176,14 @@ fn make_private(path: &Path) -> std::io::Result<()> {
     std::fs::OpenOptions::new().append(true).create(true).mode(0o600).open(path).map(|_| ())
 }
 
-fn is_busy(error: &sqlx::Error) -> bool {
+pub(crate) fn is_busy(error: &sqlx::Error) -> bool {
     // Primary code 5 (BUSY) or 6 (LOCKED); extended codes keep it in the low byte.
     let code = error.as_database_error().and_then(|e| e.code()).and_then(|code| code.parse::<i32>().ok());
     matches!(code.map(|code| code & 0xff), Some(5 | 6))
 }
 
 /// SQLite's messages name tables and columns, never values.
-fn unavailable(error: sqlx::Error) -> LedgerError {
+pub(crate) fn unavailable(error: sqlx::Error) -> LedgerError {
     LedgerError::Unavailable(error.to_string().chars().take(200).collect())
 }
 
