@@ -11,6 +11,7 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::process::Command;
 
 use super::process::{Process, Signal, free_port};
+use super::replica::Ports;
 use crate::report::{Doing as _, Result, Stopped};
 
 const EVERY: Duration = Duration::from_millis(200);
@@ -31,7 +32,7 @@ impl Drop for Balancer {
 }
 
 impl Balancer {
-    pub async fn start(replicas: &[u16], dir: &Path) -> Result<Balancer> {
+    pub async fn start(replicas: &[Ports], dir: &Path) -> Result<Balancer> {
         let haproxy = ["/usr/sbin/haproxy", "/usr/local/sbin/haproxy", "/usr/bin/haproxy"];
         match haproxy.into_iter().find(|path| Path::new(path).exists()) {
             Some(program) => Balancer::haproxy(program, replicas, dir).await,
@@ -39,19 +40,22 @@ impl Balancer {
         }
     }
 
-    async fn haproxy(program: &str, replicas: &[u16], dir: &Path) -> Result<Balancer> {
+    async fn haproxy(program: &str, replicas: &[Ports], dir: &Path) -> Result<Balancer> {
         let port = free_port()?;
         let mut file = format!(
             "global\n    maxconn 4000\ndefaults\n    mode http\n    timeout connect 1s\n    timeout client 60s\n    \
              timeout server 60s\n    timeout check {check}\n    retries 2\n    option redispatch 1\n    \
              retry-on conn-failure\nfrontend agents\n    bind 127.0.0.1:{port}\n    default_backend replicas\n\
-             backend replicas\n    balance roundrobin\n    option httpchk GET /healthz\n    \
+             backend replicas\n    balance roundrobin\n    option httpchk GET /readyz\n    \
              http-check send hdr Host localhost\n    default-server inter {every} fall 2 rise 1\n",
             check = CHECK.as_millis(),
             every = EVERY.as_millis(),
         );
         for (n, replica) in replicas.iter().enumerate() {
-            file.push_str(&format!("    server replica-{n} 127.0.0.1:{replica} check\n"));
+            file.push_str(&format!(
+                "    server replica-{n} 127.0.0.1:{} check port {}\n",
+                replica.agents, replica.probe
+            ));
         }
         let path = dir.join("haproxy.cfg");
         std::fs::write(&path, file).doing("haproxy's configuration")?;
@@ -64,27 +68,27 @@ impl Balancer {
                 let log = std::fs::read_to_string(dir.join("haproxy.log")).unwrap_or_default();
                 return Err(Stopped(format!("haproxy does not start: {log}")));
             }
-            if healthy(port, CHECK).await {
+            if TcpStream::connect(("127.0.0.1", port)).await.is_ok() {
                 return Ok(Balancer { port, kind: "haproxy", _haproxy: Some(process), tasks: Vec::new() });
             }
             tokio::time::sleep(Duration::from_millis(50)).await;
         }
-        Err(Stopped("haproxy finds no replica healthy".into()))
+        Err(Stopped("haproxy does not listen".into()))
     }
 
-    async fn ours(replicas: &[u16]) -> Result<Balancer> {
+    async fn ours(replicas: &[Ports]) -> Result<Balancer> {
         let listener = TcpListener::bind(("127.0.0.1", 0)).await.doing("the balancer")?;
         let port = listener.local_addr().doing("the balancer")?.port();
-        let up: Arc<Vec<(u16, AtomicBool)>> =
-            Arc::new(replicas.iter().map(|port| (*port, AtomicBool::new(true))).collect());
+        let up: Arc<Vec<(Ports, AtomicBool)>> =
+            Arc::new(replicas.iter().map(|ports| (*ports, AtomicBool::new(true))).collect());
         let mut tasks = Vec::new();
         for n in 0..replicas.len() {
             let up = up.clone();
             tasks.push(tokio::spawn(async move {
                 let mut misses = 0;
                 loop {
-                    let (port, state) = &up[n];
-                    misses = if healthy(*port, CHECK).await { 0 } else { misses + 1 };
+                    let (ports, state) = &up[n];
+                    misses = if healthy(ports.probe, CHECK).await { 0 } else { misses + 1 };
                     state.store(misses < 2, Ordering::SeqCst);
                     tokio::time::sleep(EVERY).await;
                 }
@@ -107,14 +111,14 @@ impl Balancer {
 }
 
 /// The connection goes to the next replica that is up; one that refuses it was never asked anything.
-async fn forward(mut near: TcpStream, up: Arc<Vec<(u16, AtomicBool)>>, turn: Arc<AtomicUsize>) {
+async fn forward(mut near: TcpStream, up: Arc<Vec<(Ports, AtomicBool)>>, turn: Arc<AtomicUsize>) {
     let first = turn.fetch_add(1, Ordering::Relaxed);
     for n in 0..up.len() {
-        let (port, state) = &up[(first + n) % up.len()];
+        let (ports, state) = &up[(first + n) % up.len()];
         if !state.load(Ordering::SeqCst) {
             continue;
         }
-        if let Ok(Ok(mut far)) = tokio::time::timeout(CHECK, TcpStream::connect(("127.0.0.1", *port))).await {
+        if let Ok(Ok(mut far)) = tokio::time::timeout(CHECK, TcpStream::connect(("127.0.0.1", ports.agents))).await {
             let _ = (near.set_nodelay(true), far.set_nodelay(true));
             let _ = copy_bidirectional(&mut near, &mut far).await;
             return;
@@ -122,11 +126,11 @@ async fn forward(mut near: TcpStream, up: Arc<Vec<(u16, AtomicBool)>>, turn: Arc
     }
 }
 
-/// Whether `GET /healthz` is 200.
+/// Whether `GET /readyz` is 200: of a replica, at its probe port.
 pub async fn healthy(port: u16, within: Duration) -> bool {
     let asked = async {
         let mut stream = TcpStream::connect(("127.0.0.1", port)).await.ok()?;
-        stream.write_all(b"GET /healthz HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n").await.ok()?;
+        stream.write_all(b"GET /readyz HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n").await.ok()?;
         let mut start = [0; 12];
         stream.read_exact(&mut start).await.ok()?;
         Some(&start == b"HTTP/1.1 200")

@@ -16,7 +16,7 @@ use super::line::Line;
 use super::market::{Market, Terms, hex};
 use super::postgres::Postgres;
 use super::process::free_port;
-use super::replica::{Lines, Replica};
+use super::replica::{Lines, Ports, Replica};
 use crate::report::{Doing as _, Result};
 
 pub struct Plan {
@@ -71,8 +71,8 @@ impl Cluster {
                 facilitator: Line::to(market.facilitator_port).await?,
                 signer: Line::to(market.signer_port).await?,
             };
-            let port = free_port()?;
-            let configuration = configuration(port, &lines, &market, &plan.agents, ledger);
+            let at = Ports { agents: free_port()?, probe: free_port()? };
+            let configuration = configuration(at, &lines, &market, &plan.agents, ledger);
             let ports: Vec<u16> = lines.databases.iter().map(|line| line.port).collect();
             let listed: Vec<_> = keys.iter().map(|(name, key)| format!("{name}:{key}")).collect();
             let environment = [
@@ -84,13 +84,13 @@ impl Cluster {
             ];
             let environment = environment.map(|(name, value)| (name.to_owned(), value)).into();
             let name = format!("replica-{n}");
-            replicas.push(Replica::new(&name, port, &program, dir.path(), &configuration, environment, lines)?);
+            replicas.push(Replica::new(&name, at, &program, dir.path(), &configuration, environment, lines)?);
         }
         replicas[0].operate(&["migrate"]).await?;
         for replica in &mut replicas {
             replica.start().await?;
         }
-        let ports: Vec<u16> = replicas.iter().map(|replica| replica.port).collect();
+        let ports: Vec<Ports> = replicas.iter().map(|replica| replica.ports).collect();
         let balancer = Balancer::start(&ports, dir.path()).await?;
         eprintln!("{} replicas behind {}", replicas.len(), balancer.kind);
 
@@ -128,7 +128,7 @@ fn url(ports: &[u16]) -> String {
 }
 
 /// JSON is YAML, and quotes what needs quotes.
-fn configuration(port: u16, lines: &Lines, market: &Market, agents: &[(String, u64)], ledger: Duration) -> String {
+fn configuration(at: Ports, lines: &Lines, market: &Market, agents: &[(String, u64)], ledger: Duration) -> String {
     let limits: Vec<_> = agents
         .iter()
         .map(|(agent, cap)| {
@@ -143,11 +143,13 @@ fn configuration(port: u16, lines: &Lines, market: &Market, agents: &[(String, u
             "request_timeout_ms": ms(TIMEOUT),
         },
         "http": {
-            "port": port,
+            "port": at.agents,
             "api_keys_env": "TOLLWAY_API_KEYS",
             "max_concurrent_requests": 2_000,
             "drain_ms": 10_000,
+            "unready_wait_ms": 1_000,
         },
+        "probe": {"port": at.probe, "interval_ms": 500},
         "signer": {
             "mode": "external",
             "base_url": format!("https://127.0.0.1:{}", lines.signer.port),

@@ -15,14 +15,21 @@ const STARTS_WITHIN: Duration = Duration::from_secs(60);
 
 pub struct Replica {
     pub name: String,
-    /// Of agents.
-    pub port: u16,
+    pub ports: Ports,
     pub lines: Lines,
     program: PathBuf,
     dir: PathBuf,
     environment: Vec<(String, String)>,
     process: Option<Process>,
     frozen: bool,
+}
+
+#[derive(Debug, Clone, Copy)]
+pub struct Ports {
+    /// Of agents.
+    pub agents: u16,
+    /// Of whoever asks whether it is ready.
+    pub probe: u16,
 }
 
 /// By what a replica reaches the others.
@@ -46,7 +53,7 @@ impl Replica {
     /// It does not run yet. `configuration` is its file's text.
     pub fn new(
         name: &str,
-        port: u16,
+        ports: Ports,
         program: &Path,
         dir: &Path,
         configuration: &str,
@@ -55,7 +62,7 @@ impl Replica {
     ) -> Result<Replica> {
         let replica = Replica {
             name: name.to_owned(),
-            port,
+            ports,
             lines,
             program: program.to_owned(),
             dir: dir.to_owned(),
@@ -112,7 +119,7 @@ impl Replica {
     /// Waits until it answers.
     pub async fn serves(&mut self) -> Result<()> {
         let started = tokio::time::Instant::now();
-        while !super::balancer::healthy(self.port, Duration::from_millis(500)).await {
+        while !super::balancer::healthy(self.ports.probe, Duration::from_millis(500)).await {
             if !self.runs() || started.elapsed() > STARTS_WITHIN {
                 return Err(Stopped(format!("{} does not start: {}", self.name, self.tail())));
             }
