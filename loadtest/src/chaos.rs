@@ -45,7 +45,7 @@ pub struct Args {
     #[arg(long, value_name = "N", default_value_t = 10_000, default_value_if("small", "true", "400"))]
     calls: usize,
     /// Purchases at once
-    #[arg(long, value_name = "N", default_value_t = 64, default_value_if("small", "true", "32"))]
+    #[arg(long, value_name = "N", default_value_t = 160, default_value_if("small", "true", "32"))]
     clients: usize,
     /// Each kind of fault of seller and facilitator, percent of requests
     #[arg(long, value_name = "PERCENT", default_value_t = 5, value_parser = clap::value_parser!(u64).range(0..=20))]

@@ -45,6 +45,12 @@ pub async fn rows(database: &str) -> Result<Vec<Row>> {
     Ok(rows.into_iter().map(row).collect())
 }
 
+pub async fn open_payments(database: &str) -> Result<i64> {
+    let client = postgres::connect(database).await?;
+    let query = "SELECT count(*) FROM payments WHERE state IN ('reserved', 'in_doubt')";
+    Ok(client.query_one(query, &[]).await.doing("the open payments")?.get(0))
+}
+
 /// Promises that did not hold. Of many broken alike a few are shown.
 #[derive(Default)]
 pub struct Broken(BTreeMap<&'static str, Vec<String>>);
