@@ -114,7 +114,7 @@ families! {
     );
     LEDGER_BUSY: Counter<0> = (
         "tollway_ledger_busy_total", [], &[],
-        "reservations and settlements that a full queue refused",
+        "reservations and settlements that were refused because the queue was full or too slow",
     );
     RPC_CALLS: Counter<2> = (
         "tollway_rpc_calls_total", ["network", "result"], &[],

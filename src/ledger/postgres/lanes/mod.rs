@@ -24,6 +24,7 @@ use super::{Options, WAIT};
 use crate::ledger::{Decision, LedgerError, SettleOutcome};
 use crate::money::PaymentId;
 use crate::ports::World;
+use crate::telemetry;
 
 use batch::Connection;
 use entry::Entry;
@@ -190,10 +191,11 @@ impl Lane {
         let starts = {
             let mut state = self.state();
             if state.waiting.len() >= QUEUE {
-                add(&self.figures.busy, 1);
+                self.busy();
                 return Err(LedgerError::Busy);
             }
             state.waiting.push_back(entry);
+            telemetry::LEDGER_QUEUE.add([], 1.0);
             !std::mem::replace(&mut state.working, true)
         };
         if starts {
@@ -210,11 +212,12 @@ impl Lane {
         let (mut batch, mut bodies) = (Vec::new(), 0);
         while batch.len() < BATCH && bodies < BODIES {
             let Some(entry) = state.waiting.pop_front() else { break };
+            telemetry::LEDGER_QUEUE.add([], -1.0);
             if entry.is_forgotten() {
                 continue;
             }
             if entry.since().elapsed() > WAIT {
-                add(&self.figures.busy, 1);
+                self.busy();
                 entry.fail(&LedgerError::Busy);
                 continue;
             }
@@ -229,7 +232,13 @@ impl Lane {
         Some(batch)
     }
 
+    fn busy(&self) {
+        add(&self.figures.busy, 1);
+        telemetry::LEDGER_BUSY.one([]);
+    }
+
     fn count(&self, batch: usize) {
+        telemetry::LEDGER_BATCH.observe([], batch as f64);
         add(&self.figures.batches, 1);
         add(&self.figures.entries, batch);
         let size = LaneFigures::BOUNDS.iter().position(|bound| u64::try_from(batch).is_ok_and(|n| n <= *bound));
@@ -249,6 +258,7 @@ impl Drop for Working {
     fn drop(&mut self) {
         if !self.finished {
             let mut state = self.lane.state();
+            telemetry::LEDGER_QUEUE.add([], -(state.waiting.len() as f64));
             state.waiting.clear();
             state.working = false;
         }

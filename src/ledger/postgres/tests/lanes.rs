@@ -71,6 +71,8 @@ async fn in_a_batch_each_call_sees_those_that_came_before_it() {
     assert_eq!(since(&schema.ledger, &before), (1, 9, 0), "one transaction");
     let now = schema.ledger.lanes();
     assert_eq!(now.sizes[4] - before.sizes[4], 1, "it counts among those of 9 to 16");
+    #[cfg(feature = "roles")]
+    assert!(!crate::telemetry::text().unwrap().contains("\ntollway_ledger_batch_size_count 0\n"));
     assert_eq!(schema.ledger.audit().await.unwrap().differences, []);
 }
 
