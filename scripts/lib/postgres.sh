@@ -1,6 +1,9 @@
 # A PostgreSQL server for tests: its own directory, a free port, loopback only, as an unprivileged user when root
 # starts it. Sourced by scripts/test, or in a shell of yours (`. scripts/lib/postgres.sh && postgres_start`); exports
-# TOLLWAY_TEST_POSTGRES, its URL. It survives the death of a process, not of the machine (fsync is off).
+# TOLLWAY_TEST_POSTGRES, its URL. It survives the death of a process, not of the machine (fsync is off). A pgbouncer
+# stands beside it (pgbouncer.sh).
+
+. "$(dirname "${BASH_SOURCE[0]}")/pgbouncer.sh"
 
 postgres_bin() {
   local candidate
@@ -11,6 +14,7 @@ postgres_bin() {
 }
 
 postgres_start() {
+  declare -F missing >/dev/null || missing() { :; }
   if ! pg_bin=$(postgres_bin); then
     missing "PostgreSQL" "the package postgresql (Debian: apt-get install postgresql)"
     if [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null; then
@@ -35,6 +39,7 @@ postgres_start() {
       -o "-p $port -c listen_addresses=127.0.0.1 -c unix_socket_directories=$pg_dir -c max_connections=400 -c fsync=off" \
       start >/dev/null 2>&1); then
       export TOLLWAY_TEST_POSTGRES="postgresql://tollway@127.0.0.1:$port/postgres"
+      pgbouncer_start
       return 0
     fi
   done
@@ -44,6 +49,7 @@ postgres_start() {
 
 postgres_stop() {
   if [ -n "${pg_dir:-}" ]; then
+    pgbouncer_stop
     (cd "$pg_dir" && "${pg_as[@]}" "$pg_bin/pg_ctl" -D "$pg_dir/data" -m immediate stop >/dev/null 2>&1) || true
     rm -rf "$pg_dir"
   fi

@@ -311,7 +311,12 @@ pub(crate) fn place(store: &Store) -> String {
 }
 
 fn ledger_failed(config: &Config, error: &LedgerError) -> StartError {
-    StartError::Ledger { place: place(&config.store), problem: error.to_string() }
+    let (place, problem) = (place(&config.store), error.to_string());
+    // The error of a database that is not reached says already where it is.
+    match problem.contains(&place) {
+        true => StartError::Config(problem),
+        false => StartError::Ledger { place, problem },
+    }
 }
 
 /// Configured keys; else, where money is kept, a file beside the ledger; else keys of this process alone.

@@ -392,7 +392,7 @@ fn store(file: &StoreFile, source: &dyn Source) -> Result<RoleStore, ConfigError
             let ca = file.ca_file.as_deref().map(|path| ca_file("database.ca_file", path, source)).transpose()?;
             let database = Database::parse(url.expose(), ca).or_else(|problem| refuse(name, problem))?;
             let pooler = pooler("database.pooler", file.pooler.as_deref())?;
-            let database = database.behind(pooler).or_else(|problem| refuse(name, problem))?;
+            let database = database.named(name).behind(pooler).or_else(|problem| refuse(name, problem))?;
             let database = match &file.schema {
                 Some(schema) => database
                     .in_schema(schema)

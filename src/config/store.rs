@@ -21,8 +21,10 @@ pub(super) fn store(file: &file::Budget, needed: bool, source: &dyn Source) -> R
     let variable = file.database_url_env.as_deref();
     let name = variable.unwrap_or("DATABASE_URL");
     let url = secret_env(name, source).filter(|_| needed);
+    // Set and empty is what a template leaves behind.
+    let missing = if source.env(name).is_some() { "is set, but empty" } else { "is not set" };
     if url.is_none() && variable.is_some() && needed {
-        return refuse("budget.database_url_env", format!("the environment variable {name} is not set"));
+        return refuse("budget.database_url_env", format!("the environment variable {name} {missing}"));
     }
     let only = |member: &str, set: bool, of: &str| match set {
         true => {
@@ -53,7 +55,7 @@ pub(super) fn store(file: &file::Budget, needed: bool, source: &dyn Source) -> R
                     return refuse(
                         "budget.database_url_env",
                         format!(
-                            "the environment variable {name} is not set: budget.store postgres needs the database's \
+                            "the environment variable {name} {missing}: budget.store postgres needs the database's \
                              URL there (postgresql://user:password@host/database)"
                         ),
                     );
@@ -63,6 +65,7 @@ pub(super) fn store(file: &file::Budget, needed: bool, source: &dyn Source) -> R
             let ca = file.ca_file.as_deref().map(|path| ca_file("budget.ca_file", path, source)).transpose()?;
             let database = Database::parse(url.expose(), ca).or_else(|problem| refuse(name, problem))?;
             let database = database
+                .named(name)
                 .behind(pooler("budget.pooler", file.pooler.as_deref())?)
                 .or_else(|problem| refuse(name, problem))?;
             let database = match &file.schema {
@@ -97,7 +100,10 @@ pub(super) fn pooler(field: &str, written: Option<&str>) -> Result<Pooler, Confi
 
 pub(super) fn ca_file(field: &str, path: &str, source: &dyn Source) -> Result<Vec<u8>, ConfigError> {
     let read = source.read(Path::new(path));
-    Ok(read.or_else(|e| refuse(field, format!("{path:?} cannot be read ({e})")))?.to_vec())
+    Ok(read.or_else(|e| refuse(field, format!(
+        "{path:?} cannot be read ({e}): write the path of a PEM file of CA certificates, or remove the field to trust the \
+         system's roots alone"
+    )))?.to_vec())
 }
 
 /// `sqlite:///absolute/path`. What is refused is not quoted: the URL of a database server holds a password.

@@ -315,6 +315,16 @@ fn database_url_names_the_ledger_or_is_refused_without_its_password() {
         let error = stored(&cluster, &[("DATABASE_URL", url)]).unwrap_err();
         assert!(error.field == "DATABASE_URL" && !error.problem.contains("hunter2"), "{error}");
     }
+    let named = format!("{paying}budget: {{store: postgres, database_url_env: DB}}\n");
+    for (text, name, field) in
+        [(&cluster, "DATABASE_URL", "budget.database_url_env"), (&named, "DB", "budget.database_url_env")]
+    {
+        let error = stored(text, &[(name, " ")]).unwrap_err();
+        assert!(error.field == field && error.problem.contains(&format!("{name} is set, but empty")), "{error}");
+    }
+    let no_file = format!("{paying}budget: {{store: postgres, ca_file: /no/ca.pem}}\n");
+    let error = stored(&no_file, &url).unwrap_err();
+    assert!(error.field == "budget.ca_file" && error.problem.contains("PEM file"), "{error}");
     let pooled = format!("{paying}budget: {{store: postgres, pooler: transaction, schema: budget}}\n");
     let Ok(Store::Postgres(database)) = stored(&pooled, &url) else { panic!("{:?}", stored(&pooled, &url)) };
     assert_eq!((database.pooler(), database.schema()), (Pooler::Transaction, Some("budget")));

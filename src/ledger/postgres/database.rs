@@ -21,6 +21,8 @@ pub struct Database {
     ca_pem: Option<Vec<u8>>,
     pooler: Pooler,
     schema: Option<String>,
+    /// The environment variable that holds the URL.
+    variable: String,
 }
 
 /// What stands between this process and the server.
@@ -45,12 +47,23 @@ impl Database {
         let mut mode = None;
         let mut kept = Vec::new();
         for pair in query.split('&').filter(|pair| !pair.is_empty()) {
-            match pair.split_once('=') {
-                Some(("sslmode", word)) => mode = Some(word),
-                Some(("sslrootcert" | "sslcert" | "sslkey", _)) => {
+            match pair.split_once('=').unwrap_or((pair, "")) {
+                ("sslmode", word) => mode = Some(word),
+                ("sslrootcert" | "sslcert" | "sslkey", _) => {
                     return Err("names a certificate file: write it to budget.ca_file".to_owned());
                 }
-                _ => kept.push(pair),
+                // The ledger writes; of several hosts the one that takes writes is used whatever is written here.
+                ("target_session_attrs", "read-write" | "primary") => kept.push("target_session_attrs=read-write"),
+                ("target_session_attrs", "any") => {}
+                ("target_session_attrs", _) => {
+                    return Err(
+                        "asks for a server that takes no writes: write target_session_attrs=read-write".to_owned()
+                    );
+                }
+                (name, _) => {
+                    option(name, pair)?;
+                    kept.push(pair);
+                }
             }
         }
         let url = if kept.is_empty() { base.to_owned() } else { format!("{base}?{}", kept.join("&")) };
@@ -77,7 +90,25 @@ impl Database {
             database_tls(ca_pem.as_deref())?;
         }
         config.ssl_mode(if tls { SslMode::Require } else { SslMode::Disable });
-        Ok(Database { config, tls, local, ca_pem, pooler: Pooler::None, schema: None })
+        Ok(Database {
+            config,
+            tls,
+            local,
+            ca_pem,
+            pooler: Pooler::None,
+            schema: None,
+            variable: "DATABASE_URL".to_owned(),
+        })
+    }
+
+    /// Says where the URL was found, for the errors of a start.
+    pub fn named(mut self, variable: &str) -> Database {
+        self.variable = variable.to_owned();
+        self
+    }
+
+    pub(super) fn variable(&self) -> &str {
+        &self.variable
     }
 
     /// Behind a pooler in transaction mode nothing can be given to a session, so a URL with `options` is refused.
@@ -123,14 +154,17 @@ impl Database {
 
     /// Host, port and database, for logs and errors.
     pub fn shown(&self) -> String {
-        let host = match self.config.get_hosts().first() {
-            Some(Host::Tcp(name)) => name.chars().take(100).collect(),
-            Some(Host::Unix(path)) => path.display().to_string(),
-            None => String::new(),
+        let ports = self.config.get_ports();
+        let host = |(i, host): (usize, &Host)| {
+            let port = ports.get(i).or(ports.first()).copied().unwrap_or(5432);
+            match host {
+                Host::Tcp(name) => format!("{}:{port}", name.chars().take(100).collect::<String>()),
+                Host::Unix(path) => format!("{}:{port}", path.display()),
+            }
         };
-        let port = self.config.get_ports().first().copied().unwrap_or(5432);
+        let hosts: Vec<String> = self.config.get_hosts().iter().enumerate().map(host).take(5).collect();
         let name = self.config.get_dbname().or(self.config.get_user()).unwrap_or_default();
-        format!("{host}:{port}/{}", name.chars().take(64).collect::<String>())
+        format!("{}/{}", hosts.join(","), name.chars().take(64).collect::<String>())
     }
 
     pub(super) fn config(&self) -> &Config {
@@ -153,6 +187,46 @@ pub(super) enum Connector {
 impl fmt::Debug for Database {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Database({}, {})", self.shown(), if self.tls { "TLS" } else { "plain" })
+    }
+}
+
+/// One `name=value` of a URL, judged alone, so that what is wrong can be named; its value is never quoted.
+fn option(name: &str, pair: &str) -> Result<(), String> {
+    const KNOWN: [&str; 11] = [
+        "user",
+        "password",
+        "dbname",
+        "options",
+        "application_name",
+        "sslnegotiation",
+        "host",
+        "hostaddr",
+        "port",
+        "connect_timeout",
+        "channel_binding",
+    ];
+    const OURS: [&str; 6] = [
+        "keepalives",
+        "keepalives_idle",
+        "keepalives_interval",
+        "keepalives_retries",
+        "tcp_user_timeout",
+        "load_balance_hosts",
+    ];
+    if OURS.contains(&name) {
+        return Err(format!("has the option {name}, which Tollway decides itself: remove it"));
+    }
+    if !KNOWN.contains(&name) {
+        let plain = name.len() <= 40 && name.bytes().all(|b| b.is_ascii_lowercase() || b == b'_');
+        let name = if plain { name } else { "(no name)" };
+        return Err(format!(
+            "has the unknown option {name}: remove it; known are sslmode, target_session_attrs, {}",
+            KNOWN.join(", ")
+        ));
+    }
+    match format!("postgresql://host/?{pair}").parse::<Config>() {
+        Ok(_) => Ok(()),
+        Err(_) => Err(format!("has the option {name} with a value that it does not take: correct or remove it")),
     }
 }
 
@@ -205,7 +279,11 @@ mod tests {
             ("mysql://u:hunter2@db/x", "postgresql://"),
             ("hunter2", "postgresql://"),
             ("postgres://u:hunter2@db:port/x", "percent-encoded"),
-            ("postgres://u:hunter2@db/x?unknown=hunter2", "percent-encoded"),
+            ("postgres://u:hunter2@db/x?unknown=hunter2", "unknown option unknown: remove it"),
+            ("postgres://u:hunter2@db/x?HUNTER2", "unknown option (no name)"),
+            ("postgres://u:hunter2@db/x?connect_timeout=hunter2", "connect_timeout with a value"),
+            ("postgres://u:hunter2@db/x?keepalives=0", "decides itself"),
+            ("postgres://u:hunter2@db/x?target_session_attrs=read-only", "read-write"),
             ("postgres:///x?user=u&password=hunter2", "no host"),
             ("postgres://u:hunter2@db/x?sslmode=prefer", "falls back"),
             ("postgres://u:hunter2@db/x?sslmode=hunter2", "unknown sslmode"),
@@ -216,6 +294,8 @@ mod tests {
         }
         let database = parse("postgres://u:hunter2@db.example:5433/x").unwrap();
         assert_eq!(format!("{database:?}"), "Database(db.example:5433/x, TLS)");
+        let several = parse("postgres://u:hunter2@a:5433,b:5434/x?target_session_attrs=primary").unwrap();
+        assert_eq!(several.shown(), "a:5433,b:5434/x");
         assert!(Database::parse("postgres://u@db/x", Some(b"no pem".to_vec())).is_err());
     }
 

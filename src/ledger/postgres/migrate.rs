@@ -21,9 +21,16 @@ const TABLE: &str = "CREATE TABLE IF NOT EXISTS _sqlx_migrations (version BIGINT
 
 /// One migration at a time in one schema: the second process waits, and finds it done. Making an index on a big table
 /// takes what it takes.
-const ALONE: &str = "SET LOCAL lock_timeout = '30s'; SET LOCAL statement_timeout = 0; \
-    SET LOCAL idle_in_transaction_session_timeout = '60s'; \
-    SELECT pg_advisory_xact_lock(hashtext('tollway migrate'), hashtext(current_schema()))";
+fn alone(wire: &Wire) -> String {
+    // A schema that is configured may not be there yet.
+    let schema = wire.schema().map_or_else(|| "current_schema()".to_owned(), |schema| format!("'{schema}'"));
+    format!(
+        "{} SET LOCAL lock_timeout = '30s'; SET LOCAL statement_timeout = 0; \
+         SET LOCAL idle_in_transaction_session_timeout = '60s'; \
+         SELECT pg_advisory_xact_lock(hashtext('tollway migrate'), hashtext({schema}))",
+        wire.begin()
+    )
+}
 
 /// The version that this program writes.
 pub(super) fn newest() -> i64 {
@@ -52,7 +59,8 @@ async fn applied_version(session: &Session) -> Result<Option<i64>, Fault> {
 /// Each file is one transaction.
 pub(super) async fn run(session: &Session, wire: &Wire) -> Result<(), Fault> {
     loop {
-        session.batch(&format!("{} {ALONE}", wire.begin())).await.map_err(fault)?;
+        session.batch(&alone(wire)).await.map_err(fault)?;
+        make_schema(session, wire).await?;
         session.batch(TABLE).await.map_err(fault)?;
         let applied = session.rows("SELECT version, checksum FROM _sqlx_migrations ORDER BY version", &[]).await;
         let applied = applied.map_err(fault)?;
@@ -74,6 +82,16 @@ pub(super) async fn run(session: &Session, wire: &Wire) -> Result<(), Fault> {
             .await;
         written.map_err(fault)?;
         session.batch(COMMIT).await.map_err(fault)?;
+    }
+}
+
+/// A configured schema that is not there. `IF NOT EXISTS` would ask for the right to make one also where it is there.
+async fn make_schema(session: &Session, wire: &Wire) -> Result<(), Fault> {
+    let Some(schema) = wire.schema() else { return Ok(()) };
+    let there = session.rows("SELECT 1 FROM pg_namespace WHERE nspname = $1", &[(&schema, Type::TEXT)]).await;
+    match there.map_err(fault)?.is_empty() {
+        true => session.batch(&format!("CREATE SCHEMA {schema}")).await.map_err(fault),
+        false => Ok(()),
     }
 }
 

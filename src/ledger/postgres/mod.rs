@@ -5,6 +5,7 @@
 //! are the last word on keys, twins, nonces and transactions. `tollway_now()` in the database is the only clock.
 
 mod close;
+mod connect;
 mod database;
 mod lanes;
 mod migrate;
@@ -23,14 +24,14 @@ mod wire;
 use std::fmt;
 use std::time::Duration;
 
-use deadpool_postgres::{Manager, ManagerConfig, Pool, RecyclingMethod, Runtime};
+use deadpool_postgres::Pool;
 use tokio::sync::Semaphore;
 
 use super::*;
 use crate::ports::World;
 use crate::seal::KeyRing;
 
-use database::Connector;
+use connect::{no_connection, pool};
 pub use database::{Database, Pooler};
 pub use lanes::LaneFigures;
 use lanes::Lanes;
@@ -39,9 +40,6 @@ use wire::{Session, Wire};
 
 /// Callers that wait for a connection; one more is refused at once.
 const QUEUE: usize = 4_096;
-/// How long a caller waits for a connection.
-const WAIT: Duration = Duration::from_secs(10);
-const CONNECT: Duration = Duration::from_secs(5);
 
 pub struct PostgresLedger {
     pool: Pool,
@@ -103,7 +101,7 @@ impl PostgresLedger {
         let place = database.shown();
         let lanes = Lanes::new(&self::pool(database, &wire, options.lanes)?, &wire, &world, &options);
         let ledger = PostgresLedger { pool, wire, lanes, queue: Semaphore::new(QUEUE), world, ring, options, place };
-        let session = ledger.wire.session(ledger.pool.get().await.map_err(|e| ended(tx::no_connection(e)))?);
+        let session = ledger.wire.session(ledger.pool.get().await.map_err(|e| at_start(database, no_connection(e)))?);
         match migrate::version(&session, &ledger.wire).await.map_err(ended)? {
             Some(found) if found == migrate::newest() => {}
             found => {
@@ -143,7 +141,7 @@ impl PostgresLedger {
 /// One connection, for what an operator does.
 async fn operators(database: &Database) -> Result<(Wire, Session), LedgerError> {
     let wire = Wire::new(database, &Options::default());
-    let client = pool(database, &wire, 1)?.get().await.map_err(|e| ended(tx::no_connection(e)))?;
+    let client = pool(database, &wire, 1)?.get().await.map_err(|e| at_start(database, no_connection(e)))?;
     let session = wire.session(client);
     Ok((wire, session))
 }
@@ -157,7 +155,7 @@ pub(crate) fn connections(database: &Database, size: usize) -> Result<Pool, Ledg
 /// Why there is no connection, for whoever uses [`connections`].
 #[cfg(feature = "roles")]
 pub(crate) fn connection_failed(error: deadpool_postgres::PoolError) -> LedgerError {
-    ended(tx::no_connection(error))
+    ended(no_connection(error))
 }
 
 /// What went wrong with a statement: the server's words and code, never its detail, which holds values.
@@ -180,27 +178,14 @@ async fn check_session(session: &Session) -> Result<(), LedgerError> {
     Ok(())
 }
 
-/// Fast recycling asks the server nothing: no session state is left behind, and a connection that died is found by the
-/// next transaction, which is then run again.
-fn pool(database: &Database, wire: &Wire, size: usize) -> Result<Pool, LedgerError> {
-    let mut config = database.config().clone();
-    config.application_name("tollway").connect_timeout(CONNECT).tcp_user_timeout(WAIT);
-    config.keepalives_idle(Duration::from_secs(15)).keepalives_interval(Duration::from_secs(5)).keepalives_retries(3);
-    if let Some(options) = wire.startup(config.get_options()) {
-        config.options(options);
+/// Whoever starts something is told where the address came from.
+fn at_start(database: &Database, fault: Fault) -> LedgerError {
+    match ended(fault) {
+        LedgerError::Unavailable(said) => {
+            LedgerError::Unavailable(format!("{} ({}): {said}", database.variable(), database.shown()))
+        }
+        other => other,
     }
-    let recycling = ManagerConfig { recycling_method: RecyclingMethod::Fast };
-    let manager = match database.connector().map_err(LedgerError::Unavailable)? {
-        Connector::Plain(plain) => Manager::from_config(config, plain, recycling),
-        Connector::Tls(tls) => Manager::from_config(config, *tls, recycling),
-    };
-    Pool::builder(manager)
-        .max_size(size.max(1))
-        .wait_timeout(Some(WAIT))
-        .create_timeout(Some(CONNECT * 2))
-        .runtime(Runtime::Tokio1)
-        .build()
-        .map_err(|_| LedgerError::Unavailable("the pool of connections cannot be made".to_owned()))
 }
 
 /// Of something that is not run again.

@@ -5,12 +5,12 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use deadpool_postgres::PoolError;
 use tokio::time::Instant;
 use tokio_postgres::error::{Severity, SqlState};
 use tokio_postgres::{Row, RowStream, SimpleQueryMessage};
 
 use super::PostgresLedger;
+use super::connect::no_connection;
 pub(super) use super::wire::Param;
 use super::wire::{COMMIT, Session};
 use crate::ledger::LedgerError;
@@ -109,7 +109,13 @@ impl Tx {
 
     async fn within<T>(&self, doing: impl Future<Output = Result<T, tokio_postgres::Error>>) -> Result<T, Fault> {
         match tokio::time::timeout(self.patience, doing).await {
-            Ok(done) => done.map_err(fault),
+            Ok(done) => done.map_err(|error| {
+                // After a fail-over or a change of its settings: what waits in the pool takes no writes either.
+                if error.code() == Some(&SqlState::READ_ONLY_SQL_TRANSACTION) {
+                    self.silent.store(true, Ordering::Relaxed);
+                }
+                fault(error)
+            }),
             Err(_) => {
                 self.silent.store(true, Ordering::Relaxed);
                 Err(LedgerError::Unavailable("the database does not answer".to_owned()).into())
@@ -221,6 +227,9 @@ pub(super) fn fault(error: tokio_postgres::Error) -> Fault {
         return Fault::Again(unavailable(&error));
     };
     let code = db.code();
+    if *code == SqlState::READ_ONLY_SQL_TRANSACTION {
+        return Fault::Again(unavailable(&error));
+    }
     if [SqlState::T_R_SERIALIZATION_FAILURE, SqlState::T_R_DEADLOCK_DETECTED].contains(code) {
         return Fault::Again(LedgerError::Busy);
     }
@@ -245,34 +254,6 @@ pub(super) fn unavailable(error: &tokio_postgres::Error) -> LedgerError {
         },
     };
     LedgerError::Unavailable(crate::x402::words(&said, 200))
-}
-
-pub(super) fn no_connection(error: PoolError) -> Fault {
-    use deadpool_postgres::TimeoutType;
-    match error {
-        PoolError::Timeout(TimeoutType::Wait) => Fault::Final(LedgerError::Busy),
-        PoolError::Timeout(_) => {
-            Fault::NoConnection(LedgerError::Unavailable("the database does not answer".to_owned()))
-        }
-        PoolError::Backend(error) => Fault::NoConnection(match error.as_db_error() {
-            Some(db) => LedgerError::Unavailable(refused(db.code().code())),
-            None => unavailable(&error),
-        }),
-        _ => Fault::NoConnection(LedgerError::Unavailable("no connection to the database".to_owned())),
-    }
-}
-
-/// Whoever was just shown a password is not quoted.
-fn refused(code: &str) -> String {
-    let why = match code {
-        "28P01" | "28000" => "it does not take this user and password",
-        "3D000" => "it has no database of this name",
-        "53300" => "it has no connection left",
-        "57P03" => "it is starting up or shutting down",
-        _ => "see its own log",
-    };
-    let code: String = code.chars().filter(char::is_ascii_alphanumeric).take(5).collect();
-    format!("the database refused the connection ({code}): {why}")
 }
 
 /// Decides whether a method's transaction is run again.

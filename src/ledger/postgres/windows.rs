@@ -5,8 +5,9 @@ use std::collections::BTreeMap;
 use tokio_postgres::types::{ToSql, Type};
 
 use super::PostgresLedger;
+use super::connect::no_connection;
 use super::rows::{self, text};
-use super::tx::{Fault, Gate, Param, Tx, fault, no_connection};
+use super::tx::{Fault, Gate, Param, Tx, fault};
 use super::wire::{COMMIT, Guarded, Session, Wire};
 use crate::ledger::limits::{Window, WindowKey};
 use crate::ledger::{LedgerError, Subject};

@@ -74,6 +74,16 @@ impl Wire {
         Some(given.map(str::to_owned).into_iter().chain(ours).collect::<Vec<_>>().join(" "))
     }
 
+    /// A setting by which a session shows that it has all that it was started with.
+    pub fn proof(&self) -> Option<(&'static str, String)> {
+        // As the server shows it: in its largest whole unit.
+        (!self.pooled).then(|| ("idle_in_transaction_session_timeout", format!("{}s", IDLE.as_secs())))
+    }
+
+    pub fn schema(&self) -> Option<&str> {
+        self.schema.as_deref()
+    }
+
     /// Statements for one simple query that begins a transaction with all settings in force.
     pub fn begin(&self) -> String {
         let mut sql = "BEGIN ISOLATION LEVEL READ COMMITTED;".to_owned();
@@ -217,8 +227,12 @@ impl Session {
         self.client.is_closed()
     }
 
-    /// Ends the connection.
+    /// Ends the connection, and those that wait in the pool: what is wrong with this one (its host has vanished, it takes
+    /// no writes any more) is wrong with them, and each would cost a caller as long to find out.
     pub fn discard(self) {
+        if let Some(pool) = Object::pool(&self.client) {
+            pool.retain(|_, _| false);
+        }
         drop(Object::take(self.client));
     }
 

@@ -17,9 +17,10 @@ use super::entry::{Answer, End, Entry, Hold};
 use super::statements::{Ask, Statements};
 use super::{Lane, add};
 use crate::ledger::limits::WindowKey;
+use crate::ledger::postgres::connect::no_connection;
 use crate::ledger::postgres::numeric::Numeric;
 use crate::ledger::postgres::rows::{self, get, parsed, signed, unsigned};
-use crate::ledger::postgres::tx::{Attempts, Fault, fault, no_connection};
+use crate::ledger::postgres::tx::{Attempts, Fault, fault};
 use crate::ledger::postgres::windows;
 use crate::ledger::postgres::wire::{COMMIT, Guarded, Session};
 use crate::ledger::{

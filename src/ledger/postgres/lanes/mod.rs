@@ -19,8 +19,9 @@ use deadpool_postgres::Pool;
 use futures_util::future::BoxFuture;
 use tokio::sync::oneshot;
 
+use super::Options;
+use super::connect::WAIT;
 use super::wire::Wire;
-use super::{Options, WAIT};
 use crate::ledger::{Decision, LedgerError, SettleOutcome};
 use crate::money::PaymentId;
 use crate::ports::World;

@@ -2,8 +2,10 @@
 #![allow(clippy::disallowed_methods, reason = "tests look at the database with connections and threads of their own")]
 
 mod database;
+mod failover;
 mod failures;
 mod lanes;
+mod pooled;
 mod races;
 mod server;
 
@@ -85,6 +87,11 @@ impl Schema {
         sql_at(server, &format!("CREATE SCHEMA {name}")).await.unwrap();
         let url = in_schema(server, &name);
         let database = Database::parse(&url, None).unwrap();
+        Schema::of(name, database).await
+    }
+
+    async fn of(name: String, database: Database) -> Schema {
+        let url = in_schema(&server_url(), &name);
         PostgresLedger::migrate(&database).await.unwrap();
         sql_at(&url, CLOCK).await.unwrap();
         let ledger = PostgresLedger::connect(&database, world(), Some(ring(1)), options()).await.unwrap();

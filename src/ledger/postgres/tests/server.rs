@@ -9,15 +9,15 @@ use futures_util::future::join_all;
 use super::*;
 use crate::ledger::table::{CALL, amount, limit};
 
-struct Server {
-    directory: tempfile::TempDir,
-    port: u16,
+pub(super) struct Server {
+    pub(super) directory: tempfile::TempDir,
+    pub(super) port: u16,
     /// Who runs it where a test runs as root: PostgreSQL refuses to.
     user: Option<(u32, u32)>,
 }
 
 impl Server {
-    fn start(settings: &str) -> Server {
+    pub(super) fn start(settings: &str) -> Server {
         let directory = tempfile::tempdir().unwrap();
         let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
         let user = unprivileged();
@@ -37,11 +37,37 @@ impl Server {
         server
     }
 
-    fn data(&self) -> PathBuf {
+    pub(super) fn data(&self) -> PathBuf {
         self.directory.path().join("data")
     }
 
-    fn up(self) -> Server {
+    /// A copy of a running one, which follows it: what the first one answers, this one has.
+    pub(super) fn standby(of: &Server) -> Server {
+        let directory = tempfile::tempdir().unwrap();
+        if let Some((uid, gid)) = of.user {
+            std::os::unix::fs::chown(directory.path(), Some(uid), Some(gid)).unwrap();
+        }
+        let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+        let standby = Server { directory, port, user: of.user };
+        let (data, from) = (standby.data(), of.url());
+        let copy = ["-D", data.to_str().unwrap(), "-d", &from, "-R", "-c", "fast", "--no-sync"];
+        standby.run("pg_basebackup", &copy);
+        let path = data.join("postgresql.conf");
+        let mut file = std::fs::read_to_string(&path).unwrap();
+        let sockets = standby.directory.path().display();
+        file.push_str(&format!(
+            "\nport = {port}\nunix_socket_directories = '{sockets}'\nsynchronous_standby_names = ''\n"
+        ));
+        std::fs::write(path, file).unwrap();
+        standby.up()
+    }
+
+    pub(super) fn control(&self, arguments: &[&str]) {
+        let data = self.data();
+        self.run("pg_ctl", &[&["-D", data.to_str().unwrap(), "-w", "-t", "30"], arguments].concat());
+    }
+
+    pub(super) fn up(self) -> Server {
         let (data, log) = (self.data(), self.directory.path().join("log"));
         self.run("pg_ctl", &["-D", data.to_str().unwrap(), "-w", "-t", "30", "-l", log.to_str().unwrap(), "start"]);
         self
@@ -53,7 +79,7 @@ impl Server {
         self.run("pg_ctl", &["-D", data, "-w", "-t", "30", "-m", "immediate", "-l", log, "restart"]);
     }
 
-    fn run(&self, program: &str, arguments: &[&str]) {
+    pub(super) fn run(&self, program: &str, arguments: &[&str]) {
         let mut command = Command::new(bin().join(program));
         command.args(arguments).current_dir(self.directory.path()).stdout(std::process::Stdio::null());
         if let Some((uid, gid)) = self.user {
@@ -62,7 +88,7 @@ impl Server {
         assert!(command.status().unwrap().success(), "{program} {arguments:?}");
     }
 
-    fn url(&self) -> String {
+    pub(super) fn url(&self) -> String {
         format!("postgresql://tollway@127.0.0.1:{}/postgres", self.port)
     }
 }
