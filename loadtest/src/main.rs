@@ -8,6 +8,7 @@ mod front;
 mod parts;
 #[allow(dead_code, reason = "each scenario takes what it needs")]
 mod report;
+mod reserve;
 mod rolling;
 mod stop;
 
@@ -46,6 +47,8 @@ enum Scenario {
     Rolling(rolling::Args),
     /// The kill switch, while one replica is frozen and another cut off: nothing is reserved or signed after it
     Stop(stop::Args),
+    /// Reservations and settlements a second on PostgreSQL, beside one row at a time and bare INSERTs
+    Reserve(reserve::Args),
 }
 
 #[tokio::main]
@@ -84,5 +87,6 @@ async fn play(scenario: Scenario) -> Result<Report> {
         Scenario::Chaos(args) => chaos::run(args).await,
         Scenario::Rolling(args) => rolling::run(args).await,
         Scenario::Stop(args) => stop::run(args).await,
+        Scenario::Reserve(args) => reserve::run(args).await,
     }
 }
