@@ -12,6 +12,7 @@ use deadpool_postgres::{
 };
 use tokio::task::JoinHandle;
 use tokio_postgres::config::TargetSessionAttrs;
+use tokio_postgres::error::SqlState;
 use tokio_postgres::{Client, Config, Error};
 
 use super::database::{Connector, Database};
@@ -131,7 +132,7 @@ impl Connect for Reach {
                             return Ok(connected);
                         }
                         // What a server said tells more than that another one was not there.
-                        Ok(Err(error)) if failed.as_ref().is_none_or(|f: &Error| f.as_db_error().is_none()) => {
+                        Ok(Err(error)) if failed.as_ref().is_none_or(|f: &Error| tells(f) < tells(&error)) => {
                             failed = Some(error);
                         }
                         Ok(Err(_)) | Err(_) => {}
@@ -146,6 +147,21 @@ impl Connect for Reach {
     }
 }
 
+/// How much a failed connection tells.
+fn tells(error: &Error) -> u8 {
+    match error.as_db_error() {
+        Some(_) => 2,
+        None => u8::from(takes_no_writes(error)),
+    }
+}
+
+/// As the driver says it of a server that is not the one that was asked for.
+fn takes_no_writes(error: &Error) -> bool {
+    std::error::Error::source(error).is_some_and(|source| source.to_string().contains(NO_WRITES))
+}
+
+const NO_WRITES: &str = "does not allow writes";
+
 /// Why no connection was had.
 pub(super) fn no_connection(error: PoolError) -> Fault {
     match error {
@@ -153,10 +169,17 @@ pub(super) fn no_connection(error: PoolError) -> Fault {
         PoolError::Timeout(_) => {
             Fault::NoConnection(LedgerError::Unavailable("the database does not answer".to_owned()))
         }
-        PoolError::Backend(error) => Fault::NoConnection(match error.as_db_error() {
-            Some(db) => LedgerError::Unavailable(refused(db.code().code(), db.message())),
-            None => unreached(&error),
-        }),
+        PoolError::Backend(error) => match error.as_db_error() {
+            Some(db) => {
+                let said = LedgerError::Unavailable(refused(db.code().code(), db.message()));
+                match *db.code() == SqlState::CANNOT_CONNECT_NOW {
+                    true => Fault::NoWrites(said),
+                    false => Fault::NoConnection(said),
+                }
+            }
+            None if takes_no_writes(&error) => Fault::NoWrites(unreached(&error)),
+            None => Fault::NoConnection(unreached(&error)),
+        },
         PoolError::PostCreateHook(HookError::Message(words)) => {
             Fault::NoConnection(LedgerError::Unavailable(words.into_owned()))
         }
@@ -171,7 +194,7 @@ fn unreached(error: &Error) -> LedgerError {
         ": turn TLS on there (ssl = on); sslmode=disable in the URL is for a network in which nobody can listen"
     } else if said.contains("certificate") {
         ": name the server's CA in budget.ca_file, and in the URL the host that its certificate is for"
-    } else if said.contains("does not allow writes") {
+    } else if said.contains(NO_WRITES) {
         ": it is a standby, or read-only; name the primary, or all hosts of the cluster"
     } else if said.contains("error connecting to server") {
         ": is it running, and are host and port right?"

@@ -191,7 +191,7 @@ fn at_start(database: &Database, fault: Fault) -> LedgerError {
 /// Of something that is not run again.
 fn ended(fault: Fault) -> LedgerError {
     match fault {
-        Fault::Final(e) | Fault::Again(e) | Fault::NoConnection(e) | Fault::Unknown(e) => e,
+        Fault::Final(e) | Fault::Again(e) | Fault::NoConnection(e) | Fault::NoWrites(e) | Fault::Unknown(e) => e,
         Fault::Unique(index) => LedgerError::Unavailable(format!("the unique index {index} refuses a row")),
     }
 }

@@ -333,7 +333,7 @@ impl PostgresLedger {
 
     /// Of a standby, or a database that was made read-only, everything can be read and nothing written.
     pub(super) async fn do_ping(&self) -> Result<(), LedgerError> {
-        attempts!(tries = repeatable, async {
+        attempts!(tries = at_once, async {
             let tx = self.begin(Gate::None).await?;
             let sql = "SELECT current_setting('transaction_read_only') = 'on' AS read_only, \
                 has_table_privilege('payments', 'INSERT') AND has_table_privilege('payments', 'UPDATE') AS allowed";

@@ -19,6 +19,10 @@ use crate::ledger::LedgerError;
 const AGAIN: u8 = 2;
 /// An outcome that is unknown is asked for again for so long.
 const UNKNOWN: Duration = Duration::from_secs(10);
+/// While a standby is promoted no server takes writes: what has had no effect is tried again for so long.
+const PROMOTION: Duration = Duration::from_secs(5);
+/// Between two of such tries.
+const PAUSE: Duration = Duration::from_millis(50);
 
 /// The advisory lock that a transaction takes before anything else.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -207,6 +211,9 @@ pub(super) enum Fault {
     Again(LedgerError),
     /// No connection was had.
     NoConnection(LedgerError),
+    /// It certainly had no effect: the server is a standby, or starting. What the pool has to it was discarded, and the
+    /// next connection looks for one that takes writes.
+    NoWrites(LedgerError),
     /// COMMIT was sent and not answered.
     Unknown(LedgerError),
     /// The unique index of this name refused a row: somebody was faster, and the next look finds who.
@@ -227,8 +234,8 @@ pub(super) fn fault(error: tokio_postgres::Error) -> Fault {
         return Fault::Again(unavailable(&error));
     };
     let code = db.code();
-    if *code == SqlState::READ_ONLY_SQL_TRANSACTION {
-        return Fault::Again(unavailable(&error));
+    if [SqlState::READ_ONLY_SQL_TRANSACTION, SqlState::CANNOT_CONNECT_NOW].contains(code) {
+        return Fault::NoWrites(unavailable(&error));
     }
     if [SqlState::T_R_SERIALIZATION_FAILURE, SqlState::T_R_DEADLOCK_DETECTED].contains(code) {
         return Fault::Again(LedgerError::Busy);
@@ -260,18 +267,24 @@ pub(super) fn unavailable(error: &tokio_postgres::Error) -> LedgerError {
 pub(super) struct Attempts {
     again: u8,
     unknown_until: Option<Instant>,
+    writable_until: Option<Instant>,
     repeatable: bool,
 }
 
 impl Attempts {
     /// Of a method that finds its own earlier effect by its identifier.
     pub fn repeatable() -> Attempts {
-        Attempts { again: 0, unknown_until: None, repeatable: true }
+        Attempts { again: 0, unknown_until: None, writable_until: None, repeatable: true }
     }
 
     /// Of a method whose answer a second run would change.
     pub fn once() -> Attempts {
-        Attempts { again: 0, unknown_until: None, repeatable: false }
+        Attempts { again: 0, unknown_until: None, writable_until: None, repeatable: false }
+    }
+
+    /// Of a question about this moment: it waits for no promotion.
+    pub fn at_once() -> Attempts {
+        Attempts { writable_until: Some(Instant::now()), ..Attempts::repeatable() }
     }
 
     /// Whether an earlier run may have taken effect.
@@ -291,19 +304,35 @@ impl Attempts {
             // The old session may still be at it: its locks, or their timeout, make this one wait.
             let error = match fault {
                 Fault::Final(error @ LedgerError::Inconsistent(_)) => return Err(error),
-                Fault::Final(error) | Fault::Again(error) | Fault::NoConnection(error) | Fault::Unknown(error) => error,
+                Fault::Final(error)
+                | Fault::Again(error)
+                | Fault::NoConnection(error)
+                | Fault::NoWrites(error)
+                | Fault::Unknown(error) => error,
                 Fault::Unique(_) => LedgerError::Busy,
             };
             if Instant::now() >= until {
                 let unknown = format!("whether the last transaction took effect is not known ({error})");
                 return Err(LedgerError::Unavailable(unknown));
             }
-            tokio::time::sleep(Duration::from_millis(50)).await;
+            tokio::time::sleep(PAUSE).await;
+            return Ok(());
+        }
+        // Between the old primary's end and the promotion's, one server is gone and the other one says no.
+        if let Fault::NoWrites(_) = &fault {
+            self.writable_until.get_or_insert_with(|| Instant::now() + PROMOTION);
+        }
+        if let (Some(until), Fault::NoWrites(_) | Fault::NoConnection(_)) = (self.writable_until, &fault)
+            && Instant::now() < until
+        {
+            tokio::time::sleep(PAUSE).await;
             return Ok(());
         }
         self.again += 1;
         match fault {
-            Fault::Final(error) | Fault::NoConnection(error) | Fault::Unknown(error) => Err(error),
+            Fault::Final(error) | Fault::NoConnection(error) | Fault::NoWrites(error) | Fault::Unknown(error) => {
+                Err(error)
+            }
             Fault::Again(_) | Fault::Unique(_) if self.again <= AGAIN => Ok(()),
             Fault::Again(error) => Err(error),
             Fault::Unique(index) => {
@@ -326,3 +355,34 @@ macro_rules! attempts {
     }};
 }
 pub(super) use attempts;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn no_writes() -> Fault {
+        Fault::NoWrites(LedgerError::Unavailable("a standby".to_owned()))
+    }
+
+    fn no_connection() -> Fault {
+        Fault::NoConnection(LedgerError::Unavailable("nobody".to_owned()))
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_promotion_is_waited_for_and_a_server_that_stays_a_standby_ends_the_call() {
+        let (since, mut attempts) = (Instant::now(), Attempts::once());
+        assert!(attempts.judge(no_connection()).await.is_err(), "nobody said that it is a cluster");
+        let mut runs = 0;
+        // The old primary is gone, and the standby is not yet one, in any order.
+        while attempts.judge(if runs % 2 == 0 { no_writes() } else { no_connection() }).await.is_ok() {
+            runs += 1;
+        }
+        assert!(runs > 20 && since.elapsed() >= PROMOTION && since.elapsed() < PROMOTION * 2, "{runs}");
+        assert!(!attempts.may_be_done());
+        assert!(Attempts::at_once().judge(no_writes()).await.is_err());
+        let mut attempts = Attempts::once();
+        attempts.judge(no_writes()).await.unwrap();
+        let lost = Fault::Unknown(LedgerError::Unavailable("a commit".to_owned()));
+        assert!(attempts.judge(lost).await.is_err(), "what may be done already is not done twice");
+    }
+}

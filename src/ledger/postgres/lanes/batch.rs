@@ -193,7 +193,7 @@ async fn attempt(
     let ended = once(lane, &mut used, batch, care).await;
     let usable = match &ended {
         Ok(Ended::Decided(_)) => true,
-        Err(Failed::Fault(Fault::Unknown(_) | Fault::Final(LedgerError::Unavailable(_)))) => false,
+        Err(Failed::Fault(Fault::Unknown(_) | Fault::NoWrites(_) | Fault::Final(LedgerError::Unavailable(_)))) => false,
         // Its transaction is open, or failed: it is ended before anything else is sent.
         Ok(Ended::Missing(_) | Ended::Midnight) | Err(_) => {
             let rollback = used.line()?.session.batch("ROLLBACK");

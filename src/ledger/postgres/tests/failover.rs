@@ -43,7 +43,6 @@ async fn a_standby_takes_over_and_nothing_that_was_answered_is_lost() {
     ledger.ping().await.unwrap();
     let alone = Database::parse(&standby.url(), None).unwrap();
     let reader = PostgresLedger::connect(&alone, world(), None, options()).await.unwrap();
-    assert!(reader.decide(&call(99, 0)).await.is_err(), "a standby takes no reservation");
     assert!(reader.ping().await.unwrap_err().to_string().contains("read-only"));
 
     let stopped = AtomicBool::new(false);
@@ -106,6 +105,63 @@ async fn a_standby_takes_over_and_nothing_that_was_answered_is_lost() {
             assert!(!twice("reserved") && !twice("settled"), "{events:?}");
         }
     }
+    assert_eq!(ledger.audit().await.unwrap().differences, []);
+}
+
+/// A settlement whose money has moved is no alert because a standby needed a second to become the primary.
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn while_a_standby_is_promoted_calls_wait_and_are_done_once() {
+    let (primary, standby) = cluster().await;
+    let both = format!("postgresql://tollway@127.0.0.1:{},127.0.0.1:{}/postgres", primary.port, standby.port);
+    let both = Database::parse(&both, None).unwrap();
+    PostgresLedger::migrate(&both).await.unwrap();
+    let ledger = PostgresLedger::connect(&both, world(), Some(ring(1)), options()).await.unwrap();
+    ledger.replace_limits("file", &[limit()]).await.unwrap();
+    let paid = call(1, 0);
+    assert!(matches!(ledger.decide(&paid).await.unwrap(), Decision::Fresh(_)));
+    // One that knows only the standby, and has connections to it: they are dropped, not asked again.
+    let alone = Database::parse(&standby.url(), None).unwrap();
+    let alone = PostgresLedger::connect(&alone, world(), None, options()).await.unwrap();
+    assert!(alone.ping().await.unwrap_err().to_string().contains("read-only"));
+
+    let (primary, standby) = tokio::task::spawn_blocking(move || {
+        primary.control(&["-m", "immediate", "stop"]);
+        (primary, standby)
+    })
+    .await
+    .unwrap();
+    let error = ledger.ping().await.unwrap_err().to_string();
+    assert!(error.contains("standby") || error.contains("read-only"), "a probe does not wait: {error}");
+    let settled = ledger.settle(SettleRequest {
+        payment_id: paid.payment_id,
+        amount: amount("60"),
+        transaction: Some("t1"),
+        evidence: Evidence::Receipt,
+        outcome: Some(b"output"),
+        unfinished: false,
+    });
+    let (second, third) = (call(2, 0), call(3, 0));
+    let promotion = async {
+        // Both have met a server that takes no writes.
+        while ledger.lanes().again == 0 || alone.lanes().again == 0 {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+        let promote = move || {
+            standby.control(&["promote"]);
+            (primary, standby)
+        };
+        tokio::task::spawn_blocking(promote).await.unwrap()
+    };
+    let seen = ledger.lookup(&paid.quote.agent, By::Id(paid.payment_id));
+    let (settled, second, third, seen, _servers) =
+        futures_util::join!(settled, ledger.decide(&second), alone.decide(&third), seen, promotion);
+    assert!(matches!(settled, Ok(SettleOutcome::Settled)), "{settled:?}");
+    assert!(matches!(second, Ok(Decision::Fresh(_))), "{second:?}");
+    assert!(matches!(third, Ok(Decision::Fresh(_))), "{third:?}");
+    assert!(seen.unwrap().is_some());
+    let (_, events) = ledger.show(&paid.payment_id.to_hex()).await.unwrap().unwrap();
+    let events: Vec<_> = events.iter().map(|event| event.event.as_str()).collect();
+    assert_eq!(events, ["reserved", "settled"]);
     assert_eq!(ledger.audit().await.unwrap().differences, []);
 }
 
