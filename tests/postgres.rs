@@ -161,6 +161,25 @@ async fn the_commands_work_on_a_database_that_migrate_prepared_and_on_no_other()
     let told = said(&output);
     assert!(told.contains("ok       ledger: readable and writable"), "{told}");
     assert!(told.contains("PostgreSQL, 127.0.0.1:"), "{told}");
+    assert!(told.contains("warning  ledger's user: it owns the tables"), "{told}");
+
+    // A role of its own: named in the answer, and enough to serve with.
+    let role = format!("{}_serves", schema.name);
+    let output = run(&["migrate", "--runtime-role", &role]);
+    assert!(!output.status.success() && said(&output).contains("there is no role"), "{}", said(&output));
+    sql(&schema.url, &format!("CREATE ROLE {role} LOGIN")).await.unwrap();
+    let served = url.replace("tollway:", &format!("{role}:"));
+    let output = tollway(&file, &served, &["limits", "list"]);
+    assert!(!output.status.success() && said(&output).contains("migrate --runtime-role"), "{}", said(&output));
+    assert!(run(&["migrate", "--runtime-role", &role]).status.success());
+    let told = said(&tollway(&file, &served, &["check", "--online"]));
+    assert!(told.contains("ok       ledger: readable and writable"), "{told}");
+    assert!(told.contains("ok       ledger's user: may serve"), "{told}");
+    assert!(tollway(&file, &served, &["limits", "suspend", "agent"]).status.success(), "a stop is everybody's");
+    assert!(tollway(&file, &served, &["reservations", "audit"]).status.success());
+    let output = tollway(&file, &served, &["origins", "deny", "https://bad.example"]);
+    assert!(!output.status.success() && said(&output).contains("42501"), "{}", said(&output));
+    sql(&schema.url, &format!("DROP OWNED BY {role}; DROP ROLE {role}")).await.unwrap();
     assert!(told.contains("keys.ring_env is not set"), "nothing is stored sealed, and check says so: {told}");
 
     // A database of a later program.

@@ -9,7 +9,7 @@ use super::Failure;
 use crate::agent::server::Server;
 use crate::catalog::SearchQuery;
 use crate::config::{Config, KeyRingSource, SignerMode, Store, Transport};
-use crate::ledger::Subject;
+use crate::ledger::{PostgresLedger, Subject};
 use crate::ports::machine;
 
 #[derive(Debug, clap::Args)]
@@ -186,6 +186,16 @@ fn callers(config: &Config, say: &mut dyn FnMut(&str, Verdict, String)) {
 }
 
 async fn online(config: &Config, findings: &mut Vec<Finding>) {
+    if let Store::Postgres(database) = &config.store
+        && config.signer.can_pay()
+        && let Ok(found) = PostgresLedger::rights(database).await
+    {
+        let (verdict, detail) = match found.surplus.is_empty() {
+            true => (Verdict::Ok, "may serve, and nothing else".into()),
+            false => (Verdict::Warning, too_much(&found.surplus)),
+        };
+        findings.push(Finding { what: "ledger's user".into(), verdict, detail });
+    }
     let mut say = |what: String, result: Result<String, String>| {
         let (verdict, detail) = match result {
             Ok(detail) => (Verdict::Ok, detail),
@@ -232,6 +242,13 @@ async fn online(config: &Config, findings: &mut Vec<Finding>) {
             say(format!("{network} balance"), told);
         }
     }
+}
+
+fn too_much(surplus: &[String]) -> String {
+    format!(
+        "{}: whoever has its password can rewrite the ledger; serve as a role of its own (tollway migrate --runtime-role)",
+        surplus.join(", ")
+    )
 }
 
 fn pays_from(payer: &str, config: &Config) -> String {

@@ -60,6 +60,9 @@ pub struct SignerArgs {
     /// Bring the tables of a PostgreSQL database up to this program's
     #[arg(long)]
     migrate: bool,
+    /// With --migrate: give this PostgreSQL role what the signer needs to serve, and take what it does not
+    #[arg(long, value_name = "NAME", requires = "migrate")]
+    runtime_role: Option<String>,
     /// Answer as JSON (with --dry-run or --check)
     #[arg(long)]
     json: bool,
@@ -68,7 +71,7 @@ pub struct SignerArgs {
 pub async fn run(args: &SignerArgs, path: Option<&Path>) -> Result<ExitCode, Failure> {
     let (world, tasks) = machine::world();
     if args.migrate {
-        return migrate(&signer_role::load_store(path, &Machine)?).await;
+        return migrate(&signer_role::load_store(path, &Machine)?, args.runtime_role.as_deref()).await;
     }
     let config = signer_role::load(path, &Machine)?;
     if args.check {
@@ -217,11 +220,20 @@ async fn open(store: &RoleStore, world: &World) -> Result<Store, LedgerError> {
     }
 }
 
-async fn migrate(store: &RoleStore) -> Result<ExitCode, Failure> {
+async fn migrate(store: &RoleStore, runtime_role: Option<&str>) -> Result<ExitCode, Failure> {
     match store {
+        RoleStore::Sqlite(_) if runtime_role.is_some() => {
+            return Err(Failure::Usage(
+                "--runtime-role: a SQLite book has no roles (database.store: postgres)".to_owned(),
+            ));
+        }
         RoleStore::Sqlite(path) => say!("nothing to do: {} is brought up to date when it is opened", path.display()),
         RoleStore::Postgres(database) => {
-            Store::migrate(database).await.map_err(|e| Failure::Failed(format!("database: {e}")))?;
+            let failed = |e| Failure::Failed(format!("database: {e}"));
+            Store::migrate(database).await.map_err(failed)?;
+            if let Some(role) = runtime_role {
+                Store::grant(database, role).await.map_err(failed)?;
+            }
             say!("the signer's tables in {} are this program's", database.shown());
         }
     }

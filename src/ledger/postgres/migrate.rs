@@ -21,7 +21,7 @@ const TABLE: &str = "CREATE TABLE IF NOT EXISTS _sqlx_migrations (version BIGINT
 
 /// One migration at a time in one schema: the second process waits, and finds it done. Making an index on a big table
 /// takes what it takes.
-fn alone(wire: &Wire) -> String {
+pub(super) fn alone(wire: &Wire) -> String {
     // A schema that is configured may not be there yet.
     let schema = wire.schema().map_or_else(|| "current_schema()".to_owned(), |schema| format!("'{schema}'"));
     format!(

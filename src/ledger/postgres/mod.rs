@@ -14,6 +14,7 @@ mod operator;
 mod policy;
 mod recover;
 mod reserve;
+mod rights;
 mod rows;
 #[cfg(test)]
 mod tests;
@@ -35,6 +36,9 @@ use connect::{no_connection, pool};
 pub use database::{Database, Pooler};
 pub use lanes::LaneFigures;
 use lanes::Lanes;
+pub use rights::Found as RightsFound;
+#[cfg(feature = "roles")]
+pub(crate) use rights::SIGNER;
 use tx::{Fault, unavailable};
 use wire::{Session, Wire};
 
@@ -102,6 +106,7 @@ impl PostgresLedger {
         let lanes = Lanes::new(&self::pool(database, &wire, options.lanes)?, &wire, &world, &options);
         let ledger = PostgresLedger { pool, wire, lanes, queue: Semaphore::new(QUEUE), world, ring, options, place };
         let session = ledger.wire.session(ledger.pool.get().await.map_err(|e| at_start(database, no_connection(e)))?);
+        rights::LEDGER.check(&session, &ledger.wire).await?;
         match migrate::version(&session, &ledger.wire).await.map_err(ended)? {
             Some(found) if found == migrate::newest() => {}
             found => {

@@ -7,6 +7,7 @@ mod failures;
 mod lanes;
 mod pooled;
 mod races;
+mod rights;
 mod server;
 
 use std::sync::Arc;
@@ -74,7 +75,11 @@ fn elsewhere<T: Send>(doing: impl Future<Output = T> + Send) -> T {
     })
 }
 
+/// With the rights of a replica.
+const SERVES: &str = "tollway_test_serves";
+
 const CLOCK: &str = "CREATE TABLE test_clock (at BIGINT NOT NULL); INSERT INTO test_clock VALUES (1796212800000); \
+    GRANT SELECT ON test_clock TO PUBLIC; \
     CREATE OR REPLACE FUNCTION tollway_now() RETURNS BIGINT LANGUAGE sql VOLATILE AS 'SELECT at FROM test_clock'";
 
 impl Schema {
@@ -82,18 +87,41 @@ impl Schema {
         Schema::on(&server_url()).await
     }
 
+    /// Served by a role that owns nothing, as a deployment should be: all that is promised has to be had with its rights.
     async fn on(server: &str) -> Schema {
-        let name = format!("t_{}", hex::encode(world().random::<8>()));
-        sql_at(server, &format!("CREATE SCHEMA {name}")).await.unwrap();
+        let name = Schema::named(server).await;
         let url = in_schema(server, &name);
-        let database = Database::parse(&url, None).unwrap();
+        let owner = Database::parse(&url, None).unwrap();
+        Schema::make(&url, &owner).await;
+        // Several tests make it at once.
+        let role = sql_at(server, &format!("CREATE ROLE {SERVES} LOGIN")).await;
+        assert!(role.as_ref().err().is_none_or(|e| e.contains("exist") || e.contains("unique")), "{role:?}");
+        PostgresLedger::grant(&owner, SERVES).await.unwrap();
+        let database = Database::parse(&url.replacen("tollway@", &format!("{SERVES}@"), 1), None).unwrap();
         Schema::of(name, database).await
     }
 
-    async fn of(name: String, database: Database) -> Schema {
+    /// Served by the owner of the tables: the operator.
+    async fn owned() -> Schema {
+        let name = Schema::named(&server_url()).await;
         let url = in_schema(&server_url(), &name);
-        PostgresLedger::migrate(&database).await.unwrap();
-        sql_at(&url, CLOCK).await.unwrap();
+        let owner = Database::parse(&url, None).unwrap();
+        Schema::make(&url, &owner).await;
+        Schema::of(name, owner).await
+    }
+
+    async fn named(server: &str) -> String {
+        let name = format!("t_{}", hex::encode(world().random::<8>()));
+        sql_at(server, &format!("CREATE SCHEMA {name}")).await.unwrap();
+        name
+    }
+
+    async fn make(url: &str, owner: &Database) {
+        PostgresLedger::migrate(owner).await.unwrap();
+        sql_at(url, CLOCK).await.unwrap();
+    }
+
+    async fn of(name: String, database: Database) -> Schema {
         let ledger = PostgresLedger::connect(&database, world(), Some(ring(1)), options()).await.unwrap();
         let ledger = Arc::new(ledger);
         assert_eq!(ledger.now_ms().await.unwrap(), NOON);
@@ -197,7 +225,7 @@ async fn an_agent_sees_its_own_budget() {
 
 #[tokio::test]
 async fn lists_of_limits_have_versions_and_origins_have_rules_and_pins() {
-    table::policy(bench().await).await;
+    table::policy(Box::new(Schema::owned().await)).await;
 }
 
 #[tokio::test]

@@ -18,6 +18,7 @@ async fn pooled() -> Schema {
     let name = format!("t_{}", hex::encode(world().random::<8>()));
     let database = Database::parse(&pooler_url(), None).unwrap();
     let database = database.behind(Pooler::Transaction).unwrap().in_schema(&name).unwrap();
+    Schema::make(&in_schema(&server_url(), &name), &database).await;
     Schema::of(name, database).await
 }
 

@@ -16,6 +16,7 @@ pub use sqlite::Sqlite;
 
 use super::policy::No;
 use super::transfer::Asked;
+use crate::ledger::postgres::SIGNER;
 use crate::ledger::{Database, LedgerError};
 use crate::money::{Amount, Network};
 use crate::ports::World;
@@ -97,6 +98,11 @@ impl Store {
     /// Brings a PostgreSQL schema up to this program's; a second run does nothing.
     pub async fn migrate(database: &Database) -> Result<(), LedgerError> {
         Postgres::migrate(database).await
+    }
+
+    /// Gives a role what a replica needs, and takes what it does not.
+    pub async fn grant(database: &Database, role: &str) -> Result<(), LedgerError> {
+        SIGNER.grant(database, role).await
     }
 
     /// Counts it, or says why not, and writes the decision, in one transaction. An error means that nothing may be

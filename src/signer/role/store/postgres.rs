@@ -10,7 +10,7 @@ use tokio_postgres::Row;
 use tokio_postgres::types::{FromSql, ToSql, Type};
 
 use super::{Day, Line, Verdict, Want};
-use crate::ledger::postgres::{connection_failed, connections, said};
+use crate::ledger::postgres::{SIGNER, connection_failed, connections, said};
 use crate::ledger::{Database, LedgerError};
 use crate::money::Amount;
 
@@ -33,6 +33,7 @@ pub struct Postgres {
 
 impl Postgres {
     pub async fn connect(database: &Database) -> Result<Postgres, LedgerError> {
+        SIGNER.check_at(database).await?;
         let store = Postgres::new(database, CONNECTIONS)?;
         let within = &store.within;
         let table = format!("SELECT to_regclass('{within}signer_migrations') IS NOT NULL");

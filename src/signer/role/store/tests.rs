@@ -18,7 +18,7 @@ struct Books {
 impl Drop for Books {
     fn drop(&mut self) {
         let Some((server, name)) = self.schema.take() else { return };
-        let sql = format!("SET lock_timeout = '5s'; DROP SCHEMA {name} CASCADE");
+        let sql = format!("SET lock_timeout = '5s'; DROP SCHEMA {name} CASCADE; DROP ROLE {name}_serves");
         self.stores.clear();
         let run = move || {
             let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
@@ -57,7 +57,31 @@ async fn postgres() -> Books {
     assert!(refused.contains("--migrate"), "{refused}");
     Store::migrate(&database).await.unwrap();
     Store::migrate(&database).await.unwrap();
-    let stores = vec![Store::connect(&database).await.unwrap(), Store::connect(&database).await.unwrap()];
+    // It serves as a role that owns nothing.
+    let role = format!("{name}_serves");
+    execute(&server, &format!("CREATE ROLE {role} LOGIN")).await.unwrap();
+    let url = server.replacen("tollway@", &format!("{role}@"), 1);
+    let serves = Database::parse(&url, None).unwrap().in_schema(&name).unwrap();
+    let refused = Store::connect(&serves).await.err().unwrap().to_string();
+    assert!(refused.contains("--runtime-role"), "{refused}");
+    for _ in 0..2 {
+        Store::grant(&database, &role).await.unwrap();
+    }
+    let url = format!("{url}?options=-csearch_path%3D{name}");
+    for sql in [
+        "DELETE FROM decisions",
+        "UPDATE decisions SET caller = 'x'",
+        "DELETE FROM signed_nonces",
+        "UPDATE signed_nonces SET at = 1",
+        "DELETE FROM signed_days",
+        "TRUNCATE signed_days",
+        "ALTER TABLE signed_days DISABLE TRIGGER ALL",
+        "CREATE OR REPLACE FUNCTION signer_now() RETURNS BIGINT LANGUAGE sql AS 'SELECT 0::bigint'",
+    ] {
+        let error = execute(&url, sql).await.unwrap_err();
+        assert_eq!(error.code(), Some(&tokio_postgres::error::SqlState::INSUFFICIENT_PRIVILEGE), "{sql}");
+    }
+    let stores = vec![Store::connect(&serves).await.unwrap(), Store::connect(&serves).await.unwrap()];
     let network = "stellar:testnet".parse().unwrap();
     Books { stores, network, schema: Some((server, name)), _dir: tempfile::tempdir().unwrap() }
 }
