@@ -177,6 +177,11 @@ async fn the_commands_work_on_a_database_that_migrate_prepared_and_on_no_other()
     assert!(told.contains("ok       ledger's user: may serve"), "{told}");
     assert!(tollway(&file, &served, &["limits", "suspend", "agent"]).status.success(), "a stop is everybody's");
     assert!(tollway(&file, &served, &["reservations", "audit"]).status.success());
+    let output = tollway(&file, &served, &["reservations", "archive"]);
+    assert!(!output.status.success() && said(&output).contains("owner"), "{}", said(&output));
+    assert_eq!(run(&["reservations", "archive", "--older-than", "90d"]).status.code(), Some(2), "13 months at least");
+    let output = run(&["reservations", "archive", "--older-than", "400d", "--batch", "10", "--json"]);
+    assert!(output.status.success() && said(&output).contains("\"archived\": 0"), "{}", said(&output));
     let output = tollway(&file, &served, &["origins", "deny", "https://bad.example"]);
     assert!(!output.status.success() && said(&output).contains("42501"), "{}", said(&output));
     sql(&schema.url, &format!("DROP OWNED BY {role}; DROP ROLE {role}")).await.unwrap();

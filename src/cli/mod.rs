@@ -5,6 +5,7 @@ macro_rules! say {
     ($($text:tt)*) => { $crate::cli::write_line(format_args!($($text)*)) };
 }
 
+pub mod archive;
 pub mod check;
 pub mod serve;
 pub mod init;
@@ -167,6 +168,10 @@ async fn run(cli: Cli) -> Result<ExitCode, Failure> {
         Command::Limits(command) => limits::run(&command, &*open_ledger(&cli.config).await?).await,
         Command::Origins(command) => policy::origins(&command, &*open_ledger(&cli.config).await?).await,
         Command::Pins(command) => policy::pins(&command, &*open_ledger(&cli.config).await?).await,
+        Command::Reservations(reservations::ReservationsCommand::Archive(args)) => {
+            let (world, _tasks) = machine::world();
+            archive::run(&args, &config::load_store(cli.config.as_deref(), &Machine)?, world).await
+        }
         Command::Reservations(command) => {
             let ledger = open_ledger(&cli.config).await?;
             let (world, _tasks) = machine::world();

@@ -9,6 +9,7 @@ use clap::{Args, Subcommand};
 use serde_json::{Value, json};
 
 use super::Failure;
+use super::archive::ArchiveArgs;
 use super::ledger::show;
 use super::resolve::{self, ResolveArgs};
 use crate::agent::time::rfc3339;
@@ -24,7 +25,7 @@ const SHORTEST_ID: usize = 8;
 
 #[derive(Debug, Subcommand)]
 pub enum ReservationsCommand {
-    /// Payments of every agent, newest first
+    /// Payments of every agent, newest first; archived ones are not among them
     List(ListArgs),
     /// One payment with its history
     Show {
@@ -40,6 +41,8 @@ pub enum ReservationsCommand {
         #[arg(long)]
         json: bool,
     },
+    /// Move what is over and older than 13 months out of the tables that a reservation touches
+    Archive(ArchiveArgs),
     /// Close an open payment that the sweep cannot close, with the chain's evidence or a written reason
     Resolve(ResolveArgs),
     /// Ask the chain about what is due, once and now; a running server does it by itself
@@ -83,6 +86,8 @@ pub async fn run(command: &ReservationsCommand, tools: Tools<'_>) -> Result<Exit
         ReservationsCommand::List(args) => list(args, ledger).await,
         ReservationsCommand::Show { id, json } => show_one(id, *json, ledger).await,
         ReservationsCommand::Audit { json } => audit(*json, ledger).await,
+        // Of one store: `cli::run` has done it.
+        ReservationsCommand::Archive(_) => Err(Failure::Usage("reservations archive: not here".to_owned())),
         ReservationsCommand::Resolve(args) => {
             args.check()?;
             resolve::run(args, ledger, &(tools.chains)()?).await

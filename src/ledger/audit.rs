@@ -91,7 +91,7 @@ impl Auditor {
         self.audit
     }
 
-    fn differs(&mut self, what: &'static str, detail: String) {
+    pub fn differs(&mut self, what: &'static str, detail: String) {
         self.audit.differences.push(Difference { what, detail });
     }
 

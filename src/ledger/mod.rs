@@ -587,7 +587,7 @@ pub struct Audit {
 
 /// `what` is a stable word: `window`, `settled_amount`, `transaction_twice`, `history`, `late_success`, `unreadable`, `due`
 /// (open and never looked at, or the reverse), `lease` (reserved by nobody, or leased for ever), `body` (a payload or an
-/// outcome where none is kept).
+/// outcome where none is kept), `key` (of an archived payment, and not spent).
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Difference {
     pub what: &'static str,

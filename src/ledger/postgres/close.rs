@@ -295,8 +295,9 @@ pub(super) async fn taken_by(tx: &Tx, row: &Held, transaction: Option<&str>) -> 
     if transaction.is_empty() {
         return Err(LedgerError::Inconsistent("an empty transaction".to_owned()).into());
     }
-    let sql =
-        "SELECT payment_identifier FROM payments WHERE transaction_id = $1 AND network = $2 AND state = 'settled'";
+    let sql = "SELECT payment_identifier FROM payments WHERE transaction_id = $1 AND network = $2 \
+        AND state = 'settled' UNION ALL SELECT payment_identifier FROM payments_archive WHERE transaction_id = $1 \
+        AND network = $2 LIMIT 1";
     let found = tx.row(sql, &[text(&transaction), text(&row.unit.network.as_str())]).await?;
     let booked: Option<PaymentId> = found.as_ref().map(|row| rows::parsed(row, "payment_identifier")).transpose()?;
     Ok(booked.filter(|other| *other != row.id))

@@ -12,6 +12,7 @@ const MIGRATIONS: &[(i64, &str, &str)] = &[
     (1, "buyer ledger", include_str!("../../../migrations/postgres/0001_buyer_ledger.sql")),
     (2, "limit lists", include_str!("../../../migrations/postgres/0002_limit_lists.sql")),
     (3, "day windows", include_str!("../../../migrations/postgres/0003_day_windows.sql")),
+    (4, "archive", include_str!("../../../migrations/postgres/0004_archive.sql")),
 ];
 
 /// As `sqlx migrate` makes it.

@@ -4,6 +4,7 @@
 //! payment's row; reservations and settlements share transactions (`lanes`). Whatever is read to decide is read by statements that begin after the locks are held. Unique indexes
 //! are the last word on keys, twins, nonces and transactions. `tollway_now()` in the database is the only clock.
 
+mod archive;
 mod close;
 mod connect;
 mod database;
@@ -32,6 +33,7 @@ use super::*;
 use crate::ports::World;
 use crate::seal::KeyRing;
 
+pub use archive::{Archived, MAX_BATCH, RETENTION_MS};
 use connect::{no_connection, pool};
 pub use database::{Database, Pooler};
 pub use lanes::LaneFigures;

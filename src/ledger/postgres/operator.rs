@@ -9,7 +9,7 @@ use sha2::{Digest, Sha256};
 use super::reserve::effective;
 use super::rows::{self, EVENT, HELD, LIMIT, bytes, flag, get, int, parsed, select_payments, signed, text, unsigned};
 use super::tx::{Fault, Gate, Tx, attempts};
-use super::{PostgresLedger, windows};
+use super::{PostgresLedger, archive, windows};
 use crate::ledger::audit::Auditor;
 use crate::ledger::limits::{WindowKey, same_limits, settled_already};
 use crate::ledger::{
@@ -257,16 +257,22 @@ impl PostgresLedger {
         let tx = self.snapshot(self.options.statement_timeout).await?;
         let sql = select_payments!("WHERE p.payment_identifier >= $2 AND p.payment_identifier < $3 LIMIT 2");
         let found = tx.rows(sql, &[int(&signed(tx.now)), text(&id), text(&format!("{id}g"))]).await?;
-        let [row] = &found[..] else {
-            tx.commit().await?;
-            return Ok(None);
+        let mut archived = archive::beginning_with(&tx, id).await?;
+        let shown = match (&found[..], archived.pop()) {
+            ([row], None) => {
+                let payment = rows::payment(row)?;
+                let sql = format!("SELECT {EVENT} FROM payment_events WHERE payment_identifier = $1 ORDER BY id");
+                let events = tx.rows(&sql, &[text(&payment.payment_id.to_hex())]).await?;
+                Some((payment, events.iter().map(rows::event).collect::<Result<_, _>>()?))
+            }
+            ([], Some(payment)) if archived.is_empty() => {
+                let events = archive::events(&tx, payment.payment_id).await?;
+                Some((payment, events))
+            }
+            _ => None,
         };
-        let payment = rows::payment(row)?;
-        let sql = format!("SELECT {EVENT} FROM payment_events WHERE payment_identifier = $1 ORDER BY id");
-        let events = tx.rows(&sql, &[text(&payment.payment_id.to_hex())]).await?;
         tx.commit().await?;
-        let events = events.iter().map(rows::event).collect::<Result<_, _>>()?;
-        Ok(Some((payment, events)))
+        Ok(shown)
     }
 
     pub(super) async fn do_audit(&self) -> Result<Audit, LedgerError> {
@@ -291,6 +297,14 @@ impl PostgresLedger {
         let mut payments = std::pin::pin!(tx.stream(&sql).await?);
         while let Some(row) = payments.try_next().await.map_err(super::tx::fault)? {
             audit.payment(rows::audited(&row));
+        }
+        let mut payments = std::pin::pin!(tx.stream(&archive::audited()).await?);
+        while let Some(row) = payments.try_next().await.map_err(super::tx::fault)? {
+            audit.payment(rows::audited(&row));
+        }
+        for row in &tx.rows(archive::FORGOTTEN_KEYS, &[]).await? {
+            let id: &str = get(row, "id")?;
+            audit.differs("key", format!("{id} is archived, and its key could be spent again"));
         }
         let sql =
             "SELECT agent, network, asset, kind, key, held::text AS held, spent::text AS spent FROM budget_windows";

@@ -1,10 +1,10 @@
 //! `decide` and `lookup`: duplicates before limits, so that a replay is answered also at an exhausted budget.
 
-use super::PostgresLedger;
 use super::lanes::{Answer, Hold};
 use super::rows::{self, LIMIT, Note, bytes, get, int, select_payments, signed, text, unsigned};
 use super::tx::{Fault, Gate, Tx, attempts};
 use super::windows::{self, Locked};
+use super::{PostgresLedger, archive};
 use crate::ledger::limits::{Ask, Effective, WindowKey, Windows, refusal};
 use crate::ledger::{By, Decision, Intent, Lease, LedgerError, Payment, Reason, State, Subject, clock};
 use crate::money::{AgentId, IdempotencyKey, PaymentId, Unit};
@@ -29,7 +29,11 @@ impl PostgresLedger {
     async fn look_up(&self, agent: &AgentId, by: By<'_>) -> Result<Option<Payment>, Fault> {
         let tx = self.begin(Gate::None).await?;
         let found = match by {
-            By::Id(id) => by_id(&tx, id).await?.filter(|row| row.agent == *agent),
+            By::Id(id) => match by_id(&tx, id).await? {
+                None => archive::by_id(&tx, id).await?,
+                found => found,
+            }
+            .filter(|row| row.agent == *agent),
             By::Key(key) => by_key(&tx, agent, key).await?,
             By::Twin(hash) => twin(&tx, agent, hash).await?,
         };

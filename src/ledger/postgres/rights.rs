@@ -42,6 +42,7 @@ pub(super) const LEDGER: Rights = Rights {
         right("origin_rules", &["SELECT"]),
         right("recipient_pins", &["SELECT", "INSERT"]),
         right("spent_keys", &["SELECT"]),
+        right("payments_archive", &["SELECT"]),
         right("_sqlx_migrations", &["SELECT"]),
     ],
     functions: &["tollway_now()"],

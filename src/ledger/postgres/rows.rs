@@ -12,17 +12,21 @@ use crate::ledger::limits::{Window, WindowKey};
 use crate::ledger::{Authorization, Event, Evidence, LedgerError, Limit, Payment, State, Subject};
 use crate::money::{AgentId, Amount, PaymentId, Unit};
 
-/// A SELECT over `payments p`, with the ledger's time as `$1`, and `$tail` behind it.
+/// A SELECT over `payments p`, or other rows `p` like them, with the ledger's time as `$1`, and `$tail` behind it.
 macro_rules! select_payments {
     ($tail:literal) => {
+        select_payments!(from "payments p", $tail)
+    };
+    (from $rows:literal, $tail:literal) => {
         concat!(
             "SELECT p.payment_identifier, p.agent, p.idempotency_key, p.call_hash, p.ref, p.version_hash, p.scheme, ",
             "p.network, p.asset, p.payer, p.pay_to, p.reserved::text AS reserved, p.settled::text AS settled, p.nonce, ",
             "p.dead_after, p.at_ledger, p.state, p.reason, p.transaction_id, p.answered, p.created, p.updated, ",
             "o.payment_identifier IS NOT NULL AS has_outcome, COALESCE(o.unfinished, false) AS unfinished, ",
             "p.payload IS NOT NULL AND COALESCE(p.payload_expires > $1, true) AS has_payload, ",
-            "COALESCE(p.lease_expires > $1, false) AS leased FROM payments p ",
-            "LEFT JOIN outcomes o ON o.payment_identifier = p.payment_identifier AND o.expires > $1 ",
+            "COALESCE(p.lease_expires > $1, false) AS leased FROM ",
+            $rows,
+            " LEFT JOIN outcomes o ON o.payment_identifier = p.payment_identifier AND o.expires > $1 ",
             $tail
         )
     };

@@ -172,7 +172,9 @@ const ENDS: &str = "SELECT p.payment_identifier, p.agent, p.session, p.day, p.ne
     t.payment_identifier AS taken_by FROM unnest($1::text[], $2::text[]) k(id, transaction) \
     JOIN payments p ON p.payment_identifier = k.id \
     LEFT JOIN LATERAL (SELECT o.payment_identifier FROM payments o \
-    WHERE o.transaction_id = k.transaction AND o.network = p.network AND o.state = 'settled' LIMIT 1) t ON true \
+    WHERE o.transaction_id = k.transaction AND o.network = p.network AND o.state = 'settled' \
+    UNION ALL SELECT a.payment_identifier FROM payments_archive a \
+    WHERE a.transaction_id = k.transaction AND a.network = p.network LIMIT 1) t ON true \
     ORDER BY p.payment_identifier FOR NO KEY UPDATE OF p";
 
 /// All writes of a batch, in one statement: the counters move by what RETURNING says was written. `$1` is the ledger's

@@ -1,6 +1,7 @@
 //! The shared table on PostgreSQL, and what only a server can suffer.
 #![allow(clippy::disallowed_methods, reason = "tests look at the database with connections and threads of their own")]
 
+mod archive;
 mod database;
 mod failover;
 mod failures;
@@ -178,7 +179,7 @@ impl Emptied {
         // A superuser's way past the triggers: the program has none.
         let sql = format!(
             "SET session_replication_role = replica; TRUNCATE payments, payment_events, budget_windows, spend_limits, \
-             outcomes, sessions_ended, spent_keys; UPDATE test_clock SET at = {NOON}"
+             outcomes, sessions_ended, spent_keys, payments_archive; UPDATE test_clock SET at = {NOON}"
         );
         schema.sql(&sql).await.unwrap();
         Box::new(Emptied(schema.clone()))
