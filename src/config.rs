@@ -32,7 +32,7 @@ pub use keys::KeyRingSource;
 pub use networks::{NetworkConfig, PayableNetworks};
 pub use probe::Probe;
 pub use security::NetworkSecurity;
-pub use signer::{KEYSTORE_KEY_ENV, SignerMode};
+pub use signer::{ClientCertificate, KEYSTORE_KEY_ENV, SignerMode};
 pub use store::Store;
 pub use value::Secret;
 use value::{amount, millis, operator_url};

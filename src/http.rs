@@ -19,7 +19,7 @@ pub use address::address_allowed;
 pub use client::{Client, Streaming};
 #[cfg(feature = "postgres")]
 pub(crate) use tls::database_tls;
-pub use tls::tls;
+pub use tls::{tls, tls_as};
 
 /// How `https` is spoken. `Plain` exists for the simulated network only.
 #[derive(Clone)]

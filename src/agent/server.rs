@@ -15,7 +15,9 @@ use super::health::{Health, Watch};
 use super::reload::{self, Reload};
 use crate::catalog::Catalog;
 use crate::chain::stellar::{self, Stellar};
-use crate::config::{Config, KeyRingSource, Machine, NetworkConfig, NetworkSecurity, SignerMode, Store, Transport};
+use crate::config::{
+    ClientCertificate, Config, KeyRingSource, Machine, NetworkConfig, NetworkSecurity, SignerMode, Store, Transport,
+};
 use crate::guard::Rules;
 use crate::http::{self, Client, Destination};
 use crate::ledger::{Ledger, LedgerError, PostgresLedger, SqliteLedger, postgres};
@@ -226,7 +228,7 @@ async fn paying(
     chains.retain(|network, _| config.payable.contains(network));
     let life = |n: &NetworkConfig| Duration::from_secs(n.max_authorization_seconds);
     let max_authorization = config.networks.iter().map(|(network, n)| (network.clone(), life(n))).collect();
-    let signer = Arc::new(signer(mode, operator)?);
+    let signer = Arc::new(signer(mode, &config.security, operator, world)?);
 
     let mut settings = Settings::new(Rules { payable: config.payable.iter().cloned().collect() });
     settings.policy = policy.clone();
@@ -274,15 +276,28 @@ pub(crate) fn chains(networks: &BTreeMap<Network, NetworkConfig>, operator: &Cli
     asked.map(chain).collect()
 }
 
-fn signer(mode: &SignerMode, operator: Client) -> Result<Signer, StartError> {
+fn signer(
+    mode: &SignerMode,
+    security: &NetworkSecurity,
+    operator: Client,
+    world: &World,
+) -> Result<Signer, StartError> {
     match mode {
         SignerMode::None => Err(StartError::Config("signer.mode is none".into())),
         SignerMode::EnvSecret { seed } => Signer::env_secret(Zeroizing::new(seed.expose().to_owned()))
             .map_err(|e| StartError::Config(format!("signer.secret_env: {e}"))),
         SignerMode::EncryptedKey { seed, .. } => Ok(Signer::local(seed)),
-        SignerMode::External { base_url, auth_header } => {
+        SignerMode::External { base_url, auth_header, certificate } => {
+            let client = match certificate {
+                None => operator,
+                Some(ClientCertificate { chain, key }) => {
+                    let tls = http::tls_as(security.ca_pem.as_deref(), chain, key.expose().as_bytes());
+                    let tls = tls.map_err(|e| StartError::Config(format!("signer.client_certificate_file: {e}")))?;
+                    Client::new(world.clone(), tls, Destination::Operator, operator.limits())
+                }
+            };
             let header = auth_header.as_ref().map(|h| Zeroizing::new(h.expose().to_owned()));
-            Signer::external(base_url.clone(), header, operator)
+            Signer::external(base_url.clone(), header, client)
                 .map_err(|e| StartError::Config(format!("signer.base_url: {e}")))
         }
     }

@@ -94,7 +94,10 @@ fn read(config: &Config) -> Vec<Finding> {
             let detail = format!("encrypted-key: {} opens, and pays from {}", path.display(), seed.address());
             say("signer", Verdict::Ok, detail);
         }
-        SignerMode::External { base_url, .. } => say("signer", Verdict::Ok, format!("external: {base_url}")),
+        SignerMode::External { base_url, certificate, .. } => {
+            let shown = if certificate.is_some() { ", with a client certificate" } else { "" };
+            say("signer", Verdict::Ok, format!("external: {base_url}{shown}"));
+        }
     }
     let networks: Vec<&str> = config.payable.iter().map(|network| network.as_str()).collect();
     if networks.is_empty() {

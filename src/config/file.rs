@@ -123,6 +123,8 @@ pub struct Signer {
     pub secret_env: Option<String>,
     pub base_url: Option<String>,
     pub auth_header_env: Option<String>,
+    pub client_certificate_file: Option<String>,
+    pub client_key_file: Option<String>,
     pub keystore_path: Option<String>,
     pub encryption_key_env: Option<String>,
     pub sign_within_ms: Option<u64>,

@@ -1,6 +1,6 @@
 //! Which signer, and where its key comes from.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use stellar_strkey::ed25519::PrivateKey;
 use url::Url;
@@ -28,7 +28,17 @@ pub enum SignerMode {
     External {
         base_url: Url,
         auth_header: Option<Secret>,
+        /// Shown to the signer, and to nobody else.
+        certificate: Option<ClientCertificate>,
     },
+}
+
+/// PEM. Read at the start: a renewed one is taken by the next process.
+#[derive(Debug, Clone)]
+pub struct ClientCertificate {
+    /// Leaf first.
+    pub chain: Vec<u8>,
+    pub key: Secret,
 }
 
 impl SignerMode {
@@ -54,6 +64,8 @@ pub(super) fn signer(
     only("secret_env", &file.secret_env, "env-secret")?;
     only("base_url", &file.base_url, "external")?;
     only("auth_header_env", &file.auth_header_env, "external")?;
+    only("client_certificate_file", &file.client_certificate_file, "external")?;
+    only("client_key_file", &file.client_key_file, "external")?;
     only("keystore_path", &file.keystore_path, "encrypted-key")?;
     only("encryption_key_env", &file.encryption_key_env, "encrypted-key")?;
     let mode = match mode {
@@ -100,7 +112,8 @@ pub(super) fn signer(
                     format!("{} is not HTTPS: only a loopback signer may be plain", host(&base_url)),
                 );
             }
-            SignerMode::External { base_url, auth_header }
+            let certificate = client_certificate(file, &base_url, source)?;
+            SignerMode::External { base_url, auth_header, certificate }
         }
         "encrypted-key" => encrypted_key(file, source)?,
         other => {
@@ -127,6 +140,32 @@ pub(super) fn signer(
         );
     }
     Ok(mode)
+}
+
+fn client_certificate(
+    file: &file::Signer,
+    base_url: &Url,
+    source: &dyn Source,
+) -> Result<Option<ClientCertificate>, ConfigError> {
+    let (chain, key) = match (&file.client_certificate_file, &file.client_key_file) {
+        (None, None) => return Ok(None),
+        (Some(chain), Some(key)) => (Path::new(chain), Path::new(key)),
+        (Some(_), None) => {
+            return refuse("signer.client_key_file", "is missing: it holds the client certificate's key");
+        }
+        (None, Some(_)) => return refuse("signer.client_certificate_file", "is missing: the key alone shows nothing"),
+    };
+    if base_url.scheme() != "https" {
+        let problem = "cannot be shown: signer.base_url is not HTTPS; correct that, or remove both client_ fields";
+        return refuse("signer.client_certificate_file", problem);
+    }
+    let read = source.read(chain);
+    let read = read.or_else(|e| {
+        refuse("signer.client_certificate_file", format!("{} cannot be read ({e}): correct the path", chain.display()))
+    })?;
+    let key = source.keys_file(key).or_else(|e| refuse("signer.client_key_file", e.to_string()))?;
+    crate::http::tls_as(None, &read, key.as_bytes()).or_else(|e| refuse("signer.client_certificate_file", e))?;
+    Ok(Some(ClientCertificate { chain: read.to_vec(), key: Secret::new(key.to_string()) }))
 }
 
 /// The keystore is opened here, so that a wrong key is one sentence at the start.

@@ -63,6 +63,7 @@ fn every_profile_is_valid_as_written() {
 #[test]
 fn each_refusal_names_the_field_and_the_way_out() {
     let paying = "signer: {mode: external, base_url: 'https://s.example'}\n";
+    let certificate = "client_certificate_file: /c, client_key_file: /k";
     let pubnet = "networks: {'stellar:pubnet': {enabled: true, rpc_urls: ['https://r.example']}}\n";
     let remote = Some(Transport::Remote);
     let cases: Vec<(String, Option<Transport>, &str, &str)> = vec![
@@ -87,6 +88,25 @@ fn each_refusal_names_the_field_and_the_way_out() {
             "signer.base_url",
             "HTTPS",
         ),
+        (
+            format!("{CATALOG}signer: {{mode: external, base_url: 'https://s.example', client_key_file: /k}}\n"),
+            None,
+            "signer.client_certificate_file",
+            "is missing",
+        ),
+        (
+            format!("{CATALOG}signer: {{mode: external, base_url: 'http://127.0.0.1:1', {certificate}}}\n"),
+            None,
+            "signer.client_certificate_file",
+            "not HTTPS",
+        ),
+        (
+            format!("{CATALOG}signer: {{mode: external, base_url: 'https://s.example', {certificate}}}\n"),
+            None,
+            "signer.client_certificate_file",
+            "/c cannot be read",
+        ),
+        (format!("{CATALOG}signer: {{mode: none, client_key_file: /k}}\n"), None, "signer.client_key_file", "belongs"),
         (format!("{CATALOG}{paying}"), remote, "http.api_keys_env", "MCP_SERVER_API_KEYS"),
         (format!("{CATALOG}{pubnet}"), None, "networks.stellar:pubnet.enabled", "signer.mode is none"),
         (format!("{CATALOG}networks: {{base: {{}}}}\n"), None, "networks", "CAIP-2"),

@@ -1,10 +1,11 @@
-//! The trust roots.
+//! Whom a connection trusts, and with which certificate it names itself.
 
 use std::sync::Arc;
 
-use rustls::{ClientConfig, RootCertStore};
-use rustls_pki_types::CertificateDer;
+use rustls::client::WantsClientCert;
+use rustls::{ClientConfig, ConfigBuilder, RootCertStore};
 use rustls_pki_types::pem::PemObject as _;
+use rustls_pki_types::{CertificateDer, PrivateKeyDer};
 use tokio_rustls::TlsConnector;
 
 use super::Tls;
@@ -14,11 +15,24 @@ use super::Tls;
 ///
 /// A CA file without a certificate is refused. A machine without any roots is not: every TLS connection then fails.
 pub fn tls(extra_ca_pem: Option<&[u8]>) -> Result<Tls, String> {
-    let mut roots = system_roots();
-    if let Some(pem) = extra_ca_pem {
-        add(&mut roots, pem)?;
+    http(client_config(roots_with(extra_ca_pem)?)?.with_no_client_auth())
+}
+
+/// As [`tls`], and the server that asks for it is shown this certificate (PEM: the chain, leaf first; the key as PKCS#8,
+/// PKCS#1 or SEC1). Refused: a file without what it should hold, and a key that is not the certificate's.
+pub fn tls_as(extra_ca_pem: Option<&[u8]>, chain_pem: &[u8], key_pem: &[u8]) -> Result<Tls, String> {
+    let chain: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(chain_pem).collect();
+    let chain = chain.map_err(|_| "the certificate's file is no valid PEM")?;
+    if chain.is_empty() {
+        return Err("the certificate's file holds no certificate (PEM)".into());
     }
-    let mut config = client_config(roots)?;
+    let key = PrivateKeyDer::from_pem_slice(key_pem)
+        .map_err(|_| "the key's file holds no private key (PEM: PKCS#8, PKCS#1 or SEC1)")?;
+    let builder = client_config(roots_with(extra_ca_pem)?)?;
+    http(builder.with_client_auth_cert(chain, key).map_err(|e| format!("certificate and key: {e}"))?)
+}
+
+fn http(mut config: ClientConfig) -> Result<Tls, String> {
     config.alpn_protocols = vec![b"http/1.1".to_vec()];
     Ok(Tls::Rustls(TlsConnector::from(Arc::new(config))))
 }
@@ -31,7 +45,7 @@ pub(crate) fn database_tls(ca_pem: Option<&[u8]>) -> Result<ClientConfig, String
         Some(pem) => add(&mut roots, pem)?,
         None => roots = system_roots(),
     }
-    let mut config = client_config(roots)?;
+    let mut config = client_config(roots)?.with_no_client_auth();
     config.alpn_protocols = vec![b"postgresql".to_vec()];
     Ok(config)
 }
@@ -40,6 +54,14 @@ fn system_roots() -> RootCertStore {
     let mut roots = RootCertStore::empty();
     roots.add_parsable_certificates(rustls_native_certs::load_native_certs().certs);
     roots
+}
+
+fn roots_with(extra_ca_pem: Option<&[u8]>) -> Result<RootCertStore, String> {
+    let mut roots = system_roots();
+    if let Some(pem) = extra_ca_pem {
+        add(&mut roots, pem)?;
+    }
+    Ok(roots)
 }
 
 fn add(roots: &mut RootCertStore, pem: &[u8]) -> Result<(), String> {
@@ -52,7 +74,7 @@ fn add(roots: &mut RootCertStore, pem: &[u8]) -> Result<(), String> {
     if found { Ok(()) } else { Err("the CA file holds no certificate".into()) }
 }
 
-fn client_config(roots: RootCertStore) -> Result<ClientConfig, String> {
+fn client_config(roots: RootCertStore) -> Result<ConfigBuilder<ClientConfig, WantsClientCert>, String> {
     if roots.is_empty() {
         tracing::warn!("this machine has no trust roots: every TLS connection will be refused");
     }
@@ -60,6 +82,5 @@ fn client_config(roots: RootCertStore) -> Result<ClientConfig, String> {
     Ok(ClientConfig::builder_with_provider(provider)
         .with_safe_default_protocol_versions()
         .map_err(|e| format!("TLS cannot be set up: {e}"))?
-        .with_root_certificates(roots)
-        .with_no_client_auth())
+        .with_root_certificates(roots))
 }

@@ -10,6 +10,7 @@ use tollway::mcp::{Handler as _, Progress, RequestContext, Revision};
 use tollway::sandbox::backends::{Backends, Options};
 use tollway::sandbox::chain::{self, NETWORK, USDC};
 
+use super::tls::{authority, write};
 use super::*;
 
 /// Ended with the test.
@@ -63,6 +64,14 @@ async fn a_payment_through_serve_and_a_signer_process_settles_on_the_chain() {
     let dir = tempfile::tempdir().unwrap();
     let seed = backends.network.account("payer").secret();
     let mut signer = file(dir.path());
+    // Who has no certificate of this authority gets no further than the handshake.
+    let clients = authority();
+    let (certificate, key) = clients.leaf();
+    let path = |name: &str| dir.path().join(name);
+    for (name, text) in [("clients.ca", &clients.pem), ("client.crt", &certificate), ("client.key", &key)] {
+        write(&path(name), text);
+    }
+    signer["tls"]["client_ca_file"] = json!(path("clients.ca"));
     signer["networks"] = json!({NETWORK: {
         "rpc_urls": [backends.rpc_url], "min_ledger_seconds": 0.01, "max_ledgers_ahead": 150,
         "assets": [{
@@ -74,7 +83,10 @@ async fn a_payment_through_serve_and_a_signer_process_settles_on_the_chain() {
 
     let file = json!({
         "facilitator": {"base_url": backends.facilitator_url},
-        "signer": {"mode": "external", "base_url": format!("https://localhost:{port}"), "auth_header_env": "AUTH"},
+        "signer": {
+            "mode": "external", "base_url": format!("https://localhost:{port}"), "auth_header_env": "AUTH",
+            "client_certificate_file": path("client.crt"), "client_key_file": path("client.key"),
+        },
         "networks": {NETWORK: {
             "rpc_urls": [backends.rpc_url], "max_authorization_seconds": 600, "min_ledger_seconds": 0.01,
         }},

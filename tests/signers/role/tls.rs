@@ -1,21 +1,17 @@
 //! Who is let in, and that broken files never replace what works.
 
 use std::os::unix::fs::PermissionsExt as _;
-use std::sync::Arc;
 
 use rcgen::{BasicConstraints, CertificateParams, IsCa, Issuer, KeyPair};
-use rustls_pki_types::pem::PemObject as _;
-use rustls_pki_types::{CertificateDer, PrivateKeyDer};
-use tollway::http::Tls;
 
 use super::*;
 
-struct Authority {
-    pem: String,
+pub struct Authority {
+    pub pem: String,
     issuer: Issuer<'static, KeyPair>,
 }
 
-fn authority() -> Authority {
+pub fn authority() -> Authority {
     let key = KeyPair::generate().unwrap();
     let mut params = CertificateParams::default();
     params.is_ca = IsCa::Ca(BasicConstraints::Constrained(0));
@@ -25,35 +21,25 @@ fn authority() -> Authority {
 
 impl Authority {
     /// Certificate and key, PEM.
-    fn leaf(&self) -> (String, String) {
+    pub fn leaf(&self) -> (String, String) {
         let key = KeyPair::generate().unwrap();
         let leaf = CertificateParams::new(vec!["localhost".to_owned()]).unwrap();
         (leaf.signed_by(&key, &self.issuer).unwrap().pem(), key.serialize_pem())
     }
 }
 
-fn write(path: &Path, text: &str) {
+pub fn write(path: &Path, text: &str) {
     std::fs::write(path, text).unwrap();
     std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o600)).unwrap();
 }
 
 /// A client that trusts `ca`, with a certificate of its own where one is given.
 fn client(world: &World, ca: &str, identity: Option<&(String, String)>) -> Client {
-    let mut roots = rustls::RootCertStore::empty();
-    roots.add(CertificateDer::from_pem_slice(ca.as_bytes()).unwrap()).unwrap();
-    let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
-    let builder = rustls::ClientConfig::builder_with_provider(provider)
-        .with_safe_default_protocol_versions()
-        .unwrap()
-        .with_root_certificates(roots);
-    let config = match identity {
-        None => builder.with_no_client_auth(),
-        Some((certificate, key)) => {
-            let chain = vec![CertificateDer::from_pem_slice(certificate.as_bytes()).unwrap()];
-            builder.with_client_auth_cert(chain, PrivateKeyDer::from_pem_slice(key.as_bytes()).unwrap()).unwrap()
-        }
+    let tls = match identity {
+        None => http::tls(Some(ca.as_bytes())),
+        Some((certificate, key)) => http::tls_as(Some(ca.as_bytes()), certificate.as_bytes(), key.as_bytes()),
     };
-    let tls = Tls::Rustls(tokio_rustls::TlsConnector::from(Arc::new(config)));
+    let tls = tls.unwrap();
     Client::new(world.clone(), tls, Destination::Operator, http::Limits::default())
 }
 
