@@ -45,7 +45,8 @@ impl SqliteLedger {
         sqlx::query(
             "INSERT INTO outcomes (payment_identifier, body, unfinished, created, expires) VALUES (?1, ?2, ?3, ?4, ?5) \
              ON CONFLICT (payment_identifier) DO UPDATE SET body = excluded.body, unfinished = excluded.unfinished, \
-             created = excluded.created, expires = excluded.expires WHERE outcomes.unfinished = 1",
+             created = excluded.created, expires = excluded.expires \
+             WHERE outcomes.unfinished = 1 OR outcomes.expires <= ?4",
         )
         .bind(id.to_hex())
         .bind(body)

@@ -15,6 +15,8 @@ use crate::money::PaymentId;
 
 /// Most payments that one sweep leases at once.
 const MAX_DUE: u32 = 1_000;
+/// Most rows of a kind that one transaction tidies.
+pub(super) const MAX_TIDY: i64 = 500;
 
 impl SqliteLedger {
     pub(super) async fn do_take_recovery(&self, id: PaymentId, lease_ms: u64) -> Result<Recovery, LedgerError> {
@@ -164,24 +166,45 @@ impl SqliteLedger {
         Ok(resolved)
     }
 
+    /// In bounded parts: the one writer of the file is not kept from its next payment by a month of what has expired.
     pub(super) async fn do_tidy(&self) -> Result<Tidied, LedgerError> {
+        let mut tidied = Tidied::default();
+        loop {
+            let (some, more) = self.tidy_some().await?;
+            tidied.outcomes += some.outcomes;
+            tidied.payloads += some.payloads;
+            tidied.answered += some.answered;
+            tidied.sessions += some.sessions;
+            if !more {
+                return Ok(tidied);
+            }
+        }
+    }
+
+    /// One transaction, and whether there is more.
+    pub(super) async fn tidy_some(&self) -> Result<(Tidied, bool), LedgerError> {
         let mut connection = self.connection().await?;
         let mut w = Writing::begin(&mut connection, &self.world).await?;
         let (outcomes, payloads) = drop_expired_bodies(&mut w).await?;
-        let sessions = sqlx::query("DELETE FROM sessions_ended WHERE expires <= ?1")
-            .bind(signed(w.now))
-            .execute(&mut *w.tx)
-            .await
-            .map_err(unavailable)?
-            .rows_affected();
+        let sessions = sqlx::query(
+            "DELETE FROM sessions_ended WHERE session IN \
+             (SELECT session FROM sessions_ended WHERE expires <= ?1 LIMIT ?2)",
+        )
+        .bind(signed(w.now))
+        .bind(MAX_TIDY)
+        .execute(&mut *w.tx)
+        .await
+        .map_err(unavailable)?
+        .rows_affected();
         // The day's grace is for a caller that was cut off from a payment of which nothing could be stored.
         let unanswered: Vec<String> = sqlx::query_scalar(
             "SELECT payment_identifier FROM payments p WHERE state = 'settled' AND idempotency_key IS NULL \
              AND answered IS NULL AND updated <= ?2 AND payload IS NULL AND COALESCE(lease_expires <= ?1, 1) \
-             AND NOT EXISTS (SELECT 1 FROM outcomes o WHERE o.payment_identifier = p.payment_identifier)",
+             AND NOT EXISTS (SELECT 1 FROM outcomes o WHERE o.payment_identifier = p.payment_identifier) LIMIT ?3",
         )
         .bind(signed(w.now))
         .bind(signed(w.now.saturating_sub(PAYLOAD_AFTER_SETTLEMENT_MS)))
+        .bind(MAX_TIDY)
         .fetch_all(&mut *w.tx)
         .await
         .map_err(unavailable)?;
@@ -190,7 +213,9 @@ impl SqliteLedger {
             answered += u64::from(mark_answered(&mut w, id.parse().map_err(|_| vanished())?).await?);
         }
         w.commit().await?;
-        Ok(Tidied { outcomes, payloads, answered, sessions })
+        let most = u64::try_from(MAX_TIDY).unwrap_or(u64::MAX);
+        let more = [outcomes, payloads, sessions, answered].iter().any(|n| *n >= most);
+        Ok((Tidied { outcomes, payloads, answered, sessions }, more))
     }
 
     pub(super) async fn do_open_rows(&self) -> Result<OpenRows, LedgerError> {
@@ -210,17 +235,23 @@ impl SqliteLedger {
     }
 }
 
-/// What has no further use by its age; other stores' rows of the same age go with it.
+/// What has no further use by its age, at most [`MAX_TIDY`] of each.
 pub(super) async fn drop_expired_bodies(w: &mut Writing<'_>) -> Result<(u64, u64), LedgerError> {
-    let outcomes = sqlx::query("DELETE FROM outcomes WHERE expires <= ?1")
-        .bind(signed(w.now))
-        .execute(&mut *w.tx)
-        .await
-        .map_err(unavailable)?;
-    let payloads = sqlx::query(
-        "UPDATE payments SET payload = NULL, payload_expires = NULL WHERE payload IS NOT NULL AND payload_expires <= ?1",
+    let outcomes = sqlx::query(
+        "DELETE FROM outcomes WHERE payment_identifier IN \
+         (SELECT payment_identifier FROM outcomes WHERE expires <= ?1 LIMIT ?2)",
     )
     .bind(signed(w.now))
+    .bind(MAX_TIDY)
+    .execute(&mut *w.tx)
+    .await
+    .map_err(unavailable)?;
+    let payloads = sqlx::query(
+        "UPDATE payments SET payload = NULL, payload_expires = NULL WHERE payment_identifier IN \
+         (SELECT payment_identifier FROM payments WHERE payload IS NOT NULL AND payload_expires <= ?1 LIMIT ?2)",
+    )
+    .bind(signed(w.now))
+    .bind(MAX_TIDY)
     .execute(&mut *w.tx)
     .await
     .map_err(unavailable)?;

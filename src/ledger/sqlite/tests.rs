@@ -75,6 +75,25 @@ impl Bench for File {
 }
 
 #[tokio::test]
+async fn a_month_of_what_has_expired_is_tidied_in_bounded_parts() {
+    let file = File::new().await;
+    file.ledger.replace_limits("file", &[limit()]).await.unwrap();
+    let most = u64::try_from(recover::MAX_TIDY).unwrap();
+    let many = format!(
+        "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < {}) \
+         INSERT INTO sessions_ended (session, expires) SELECT unhex(printf('%064x', i)), {NOON} FROM n",
+        2 * most + 7
+    );
+    file.sql(&many).await.unwrap();
+    let (some, more) = file.ledger.tidy_some().await.unwrap();
+    assert_eq!((some, more), (Tidied { sessions: most, ..Tidied::default() }, true));
+    // A payment of another task gets its turn between two parts, and the rest goes by itself.
+    assert!(matches!(file.reserve(CALL).await.unwrap(), Decision::Fresh(_)));
+    assert_eq!(file.ledger.tidy().await.unwrap(), Tidied { sessions: most + 7, ..Tidied::default() });
+    assert_eq!(file.ledger.tidy().await.unwrap(), Tidied::default());
+}
+
+#[tokio::test]
 async fn every_line_of_the_table_holds() {
     table::transitions(async || Box::new(File::new().await) as Box<dyn Bench>).await;
 }
