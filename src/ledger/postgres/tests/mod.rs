@@ -176,11 +176,11 @@ struct Emptied(Arc<Schema>);
 
 impl Emptied {
     async fn again(schema: &Arc<Schema>) -> Box<dyn Bench> {
-        // A superuser's way past the triggers: the program has none.
-        let sql = format!(
-            "SET session_replication_role = replica; TRUNCATE payments, payment_events, budget_windows, spend_limits, \
-             outcomes, sessions_ended, spent_keys, payments_archive; UPDATE test_clock SET at = {NOON}"
-        );
+        // A superuser's way past the triggers: the program has none. TRUNCATE would make every file of every index anew.
+        let tables = ["outcomes", "payment_events", "payments", "payments_archive", "spent_keys", "budget_windows"];
+        let tables = tables.into_iter().chain(["spend_limits", "limit_lists", "sessions_ended", "recipient_pins"]);
+        let gone: String = tables.map(|table| format!("DELETE FROM {table};")).collect();
+        let sql = format!("SET session_replication_role = replica; {gone} UPDATE test_clock SET at = {NOON}");
         schema.sql(&sql).await.unwrap();
         Box::new(Emptied(schema.clone()))
     }
