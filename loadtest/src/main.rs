@@ -10,6 +10,7 @@ mod parts;
 mod report;
 mod reserve;
 mod rolling;
+mod sessions;
 mod stop;
 
 use std::process::ExitCode;
@@ -45,6 +46,8 @@ enum Scenario {
     Chaos(chaos::Args),
     /// A rolling restart under paid load: no payment twice, no receipt lost, no search failed
     Rolling(rolling::Args),
+    /// 100 clients, each request on a connection of its own to the next replica, every revision; 100,000 initialize
+    Sessions(sessions::Args),
     /// The kill switch, while one replica is frozen and another cut off: nothing is reserved or signed after it
     Stop(stop::Args),
     /// Reservations and settlements a second on PostgreSQL, beside one row at a time and bare INSERTs
@@ -86,6 +89,7 @@ async fn play(scenario: Scenario) -> Result<Report> {
         Scenario::Cap(args) => cap::run(args).await,
         Scenario::Chaos(args) => chaos::run(args).await,
         Scenario::Rolling(args) => rolling::run(args).await,
+        Scenario::Sessions(args) => sessions::run(args).await,
         Scenario::Stop(args) => stop::run(args).await,
         Scenario::Reserve(args) => reserve::run(args).await,
     }

@@ -14,3 +14,4 @@ pub mod process;
 pub mod replica;
 pub mod rng;
 pub mod watch;
+pub mod wire;

@@ -132,6 +132,11 @@ impl Replica {
         self.process.as_mut().is_some_and(Process::runs)
     }
 
+    /// `None` when it does not run.
+    pub fn pid(&self) -> Option<u32> {
+        self.process.as_ref().and_then(Process::pid)
+    }
+
     pub fn frozen(&self) -> bool {
         self.frozen
     }
