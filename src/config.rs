@@ -6,6 +6,7 @@ pub mod file;
 mod auth;
 mod http;
 mod keys;
+mod legacy;
 mod limits;
 mod networks;
 mod policy;
@@ -29,6 +30,7 @@ use zeroize::Zeroizing;
 pub use auth::{ApiServer, Auth, KeysFile, KubernetesSettings, parse_keys};
 pub use http::Http;
 pub use keys::KeyRingSource;
+pub use legacy::LegacySse;
 pub use networks::{NetworkConfig, PayableNetworks};
 pub use probe::Probe;
 pub use security::NetworkSecurity;
@@ -178,7 +180,10 @@ pub fn parse(text: &str, transport: Option<Transport>, source: &dyn Source) -> R
         (None, None | Some("stdio")) => Transport::Stdio,
         (None, Some("streamable-http")) => Transport::Remote,
         (None, Some("sse")) => {
-            return refuse("transport", "sse, the transport of 2024-11-05, is not served here: write streamable-http");
+            return refuse(
+                "transport",
+                "sse, the transport of 2024-11-05, is served beside another: write streamable-http, and http.legacy_sse: true",
+            );
         }
         (None, Some(other)) => {
             return refuse("transport", format!("{other:?} is unknown: write stdio or streamable-http"));
@@ -204,6 +209,7 @@ pub fn parse(text: &str, transport: Option<Transport>, source: &dyn Source) -> R
         return refuse("facilitator.base_url", "is missing: name the catalog to search, or set FACILITATOR_URL");
     };
     let probe = probe::probe(file.probe, http.port)?;
+    legacy::beside(http.legacy_sse, probe)?;
     let request_timeout_ms = file.facilitator.and_then(|f| f.request_timeout_ms);
     let sign_within_ms = file.signer.sign_within_ms;
     let ceiling = file.signer.smart_account_ceiling_atomic;

@@ -64,6 +64,19 @@ families! {
         "tollway_streams_open", [], &[],
         "streams of sessions on which the server has nothing but signs of life to send",
     );
+    SSE_STREAMS: Gauge<0> = (
+        "tollway_sse_streams_open", [], &[],
+        "streams of GET /sse",
+    );
+    RELAYED: Counter<2> = (
+        "tollway_relayed_total", ["way", "result"],
+        &[
+            ["sent", "taken"], ["sent", "gone"], ["sent", "busy"], ["sent", "ending"], ["sent", "unreachable"],
+            ["sent", "unanswered"], ["received", "taken"], ["received", "gone"], ["received", "busy"],
+            ["received", "ending"], ["received", "refused"],
+        ],
+        "messages of streams on another replica, handed over (sent) or taken over (received)",
+    );
     CONNECTIONS: Gauge<0> = (
         "tollway_connections_open", [], &[],
         "inbound connections",

@@ -19,6 +19,8 @@ mod outcomes;
 mod pay;
 #[cfg(feature = "roles")]
 mod postgres;
+#[cfg(feature = "roles")]
+mod replicas;
 #[cfg(feature = "sandbox")]
 mod signers;
 #[cfg(feature = "sandbox")]

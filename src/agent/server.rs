@@ -23,6 +23,7 @@ use crate::http::{self, Client, Destination};
 use crate::ledger::{Ledger, LedgerError, PostgresLedger, SqliteLedger, postgres};
 use crate::mcp;
 use crate::mcp::auth::Jwt;
+use crate::mcp::{LegacySse, Relay};
 use crate::money::Network;
 use crate::pay::{Parts, Payer, Settings, Sweep, SweepParts, SweepSettings};
 use crate::policy::LivePolicy;
@@ -178,13 +179,19 @@ impl Server {
         Some(Watch { world, paying: self.paying.clone()?, health, interval })
     }
 
-    /// `/mcp` and `/healthz`.
+    /// What agents reach, see [`Server::fronts`].
     pub fn router(&self, config: &Config, health: Arc<Health>, shutdown: CancellationToken) -> axum::Router {
+        self.fronts(config, health, shutdown).public
+    }
+
+    /// `/mcp`, `/healthz`, where configured `/sse` and `/messages`; and what the other replicas reach.
+    pub fn fronts(&self, config: &Config, health: Arc<Health>, shutdown: CancellationToken) -> mcp::Fronts {
         let authenticator =
             auth::authenticator(&config.auth, self.reviews.clone(), &self.operator, &self.world, &shutdown);
         let health = axum::Router::new().route("/healthz", get(move || async move { axum::Json(health.json()) }));
         let settings = self.settings(config, shutdown);
-        mcp::router(settings, self.tools.clone(), authenticator).merge(health)
+        let mcp::Fronts { public, relay } = mcp::fronts(settings, self.tools.clone(), authenticator);
+        mcp::Fronts { public: public.merge(health), relay }
     }
 
     pub fn settings(&self, config: &Config, shutdown: CancellationToken) -> mcp::Settings {
@@ -196,6 +203,8 @@ impl Server {
         settings.max_body_bytes = config.http.max_body_bytes;
         settings.max_concurrent_requests = config.http.max_concurrent_requests;
         settings.drain = config.http.drain;
+        let relay = |at| Relay { at, client: self.operator.clone() };
+        settings.legacy_sse = config.http.legacy_sse.map(|legacy| LegacySse::new(legacy.advertise.map(relay)));
         settings
     }
 }

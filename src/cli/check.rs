@@ -79,6 +79,21 @@ fn read(config: &Config) -> Vec<Finding> {
             say("hosts", Verdict::Warning, detail.into());
         }
     }
+    if let (Transport::Remote, Some(legacy)) = (config.transport, config.http.legacy_sse) {
+        match (legacy.advertise, &config.key_ring) {
+            (None, _) => say("legacy_sse", Verdict::Ok, "/sse and /messages, for one replica".into()),
+            (Some(at), KeyRingSource::Keys(_)) => {
+                let detail =
+                    format!("/sse and /messages; other replicas hand over to {at}, here port {}", legacy.relay_port);
+                say("legacy_sse", Verdict::Ok, detail);
+            }
+            (Some(_), KeyRingSource::BesideLedger) => {
+                let detail =
+                    "neither keys.ring_env nor keys.ring_file is written: replicas refuse what others hand over";
+                say("legacy_sse", Verdict::Warning, detail.into());
+            }
+        }
+    }
     if config.security.allow_insecure_local {
         let detail = "allow_insecure_local: sellers on loopback and plain HTTP are dialled; for development only";
         say("network_security", Verdict::Warning, detail.into());

@@ -33,8 +33,9 @@ pub async fn serve(config: Config, path: Option<PathBuf>) -> Result<ExitCode, Fa
     say_what_is_off(&server);
     let health = server.health(&config);
     let shutdown = CancellationToken::new();
-    let app = server.router(&config, health.clone(), shutdown.clone());
+    let mut fronts = server.fronts(&config, health.clone(), shutdown.clone());
     let listener = listen("http.port", SocketAddr::new(config.http.bind, config.http.port)).await?;
+    relays(&config, &world, &mut fronts, &shutdown).await?;
     let probes = probes(&config, &health).await?;
     let at = listener.local_addr().map_or_else(|_| "?".to_owned(), |at| at.to_string());
     tracing::info!(address = at, paying = server.paying.is_some(), "serving MCP at /mcp");
@@ -45,7 +46,7 @@ pub async fn serve(config: Config, path: Option<PathBuf>) -> Result<ExitCode, Fa
         config.http.unready_wait.unwrap_or(if config.probe.is_some() { LOOK_AWAY } else { Duration::ZERO });
     let serving = async {
         let listener = machine::TcpListener(listener);
-        mcp::serve::serve_within(config.http.bounds, listener, world.clone(), app, shutdown.clone()).await;
+        mcp::serve::serve_within(config.http.bounds, listener, world.clone(), fronts.public, shutdown.clone()).await;
         shutdown.cancel();
         drop(server);
         drain(tasks, grace).await;
@@ -84,6 +85,22 @@ pub async fn stdio(config: Config, path: Option<PathBuf>) -> Result<ExitCode, Fa
 async fn listen(field: &str, at: SocketAddr) -> Result<tokio::net::TcpListener, Failure> {
     let listener = tokio::net::TcpListener::bind(at).await;
     listener.map_err(|e| Failure::Usage(format!("{field}: {at} cannot be listened on ({e})")))
+}
+
+/// What other replicas hand over, until `shutdown`.
+async fn relays(
+    config: &Config,
+    world: &World,
+    fronts: &mut mcp::Fronts,
+    shutdown: &CancellationToken,
+) -> Result<(), Failure> {
+    let (Some(legacy), Some(app)) = (config.http.legacy_sse, fronts.relay.take()) else { return Ok(()) };
+    let listener = listen("http.relay_port", SocketAddr::new(config.http.bind, legacy.relay_port)).await?;
+    let shown = listener.local_addr().map_or_else(|_| "?".to_owned(), |at| at.to_string());
+    tracing::info!(address = shown, "taking over what reaches other replicas for streams of this one");
+    let listener = machine::TcpListener(listener);
+    world.spawn.spawn(Box::pin(mcp::serve::serve(listener, world.clone(), app, shutdown.clone())));
+    Ok(())
 }
 
 /// The probe listener, in tasks that no drain waits for: it answers until the process ends, which is when the guard is

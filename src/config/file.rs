@@ -65,6 +65,9 @@ pub struct Http {
     pub write_timeout_ms: Option<u64>,
     pub drain_ms: Option<u64>,
     pub unready_wait_ms: Option<u64>,
+    pub legacy_sse: Option<bool>,
+    pub relay_port: Option<u16>,
+    pub advertise: Option<String>,
 }
 
 #[derive(Debug, Deserialize)]

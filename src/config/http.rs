@@ -3,6 +3,7 @@
 use std::net::IpAddr;
 use std::time::Duration;
 
+use super::legacy::{LegacySse, legacy_sse};
 use super::value::bounded;
 use super::value::millis;
 use super::{ConfigError, Source, file, refuse};
@@ -23,6 +24,8 @@ pub struct Http {
     /// After SIGTERM requests are taken for this long, while `/readyz` says no: load balancers look away meanwhile.
     /// `None`: not written.
     pub unready_wait: Option<Duration>,
+    /// `None`: the transport of 2024-11-05 is not served.
+    pub legacy_sse: Option<LegacySse>,
 }
 
 pub(super) fn http(file: file::Http, source: &dyn Source) -> Result<Http, ConfigError> {
@@ -30,6 +33,7 @@ pub(super) fn http(file: file::Http, source: &dyn Source) -> Result<Http, Config
         Some(text) => text.parse().or_else(|_| refuse("PORT", format!("{text:?} is not a port (0-65535)")))?,
         None => file.port.unwrap_or(4522),
     };
+    let legacy_sse = legacy_sse(&file, port, source)?;
     let bind = file.bind.unwrap_or_else(|| "127.0.0.1".into());
     if let Some(host) = file.allowed_hosts.iter().find(|host| !access::is_host(host)) {
         let problem = format!("{host:?} is no host: write the name that clients use, such as tollway.example.com");
@@ -68,6 +72,7 @@ pub(super) fn http(file: file::Http, source: &dyn Source) -> Result<Http, Config
             Some(_) => Some(millis("http.unready_wait_ms", file.unready_wait_ms, 0, 0, 600_000)?),
             None => None,
         },
+        legacy_sse,
     })
 }
 

@@ -66,6 +66,7 @@ fn each_refusal_names_the_field_and_the_way_out() {
     let certificate = "client_certificate_file: /c, client_key_file: /k";
     let pubnet = "networks: {'stellar:pubnet': {enabled: true, rpc_urls: ['https://r.example']}}\n";
     let remote = Some(Transport::Remote);
+    let legacy = |more: &str| format!("{CATALOG}http: {{legacy_sse: true, {more}}}\n");
     let cases: Vec<(String, Option<Transport>, &str, &str)> = vec![
         ("{}".into(), None, "facilitator.base_url", "is missing"),
         (format!("{CATALOG}budgte: {{}}\n"), None, "budgte", "not a field"),
@@ -181,7 +182,16 @@ fn each_refusal_names_the_field_and_the_way_out() {
         ),
         (format!("{CATALOG}network_security: {{max_redirects: 11}}\n"), None, "network_security.max_redirects", "11"),
         ("facilitator: {base_url: 'https://u:p@c.example'}\n".into(), None, "facilitator.base_url", "credentials"),
-        (format!("{CATALOG}transport: sse\n"), None, "transport", "streamable-http"),
+        (format!("{CATALOG}transport: sse\n"), None, "transport", "http.legacy_sse: true"),
+        (format!("{CATALOG}http: {{advertise: 10.0.0.7}}\n"), None, "http.advertise", "belongs"),
+        (format!("{CATALOG}http: {{legacy_sse: false, relay_port: 4523}}\n"), None, "http.relay_port", "belongs"),
+        (format!("{CATALOG}http: {{legacy_sse: true, relay_port: 5}}\n"), None, "http.relay_port", "POD_IP"),
+        (legacy("advertise: 10.0.0.7, relay_port: 4522"), None, "http.relay_port", "4522"),
+        (legacy("advertise: 10.0.0.7, relay_port: 0"), None, "http.relay_port", "0"),
+        (format!("{}probe: {{port: 4523}}\n", legacy("advertise: 10.0.0.7")), None, "http.relay_port", "probe.port"),
+        (legacy("advertise: replica.example"), None, "http.advertise", "10.0.0.7:4523"),
+        (legacy("advertise: 0.0.0.0"), None, "http.advertise", "10.0.0.7"),
+        (legacy("advertise: '10.0.0.7:0'"), None, "http.advertise", "10.0.0.7"),
         (format!("{CATALOG}signer: {{keystore_path: /k}}\n"), None, "signer.keystore_path", "belongs"),
         (format!("{CATALOG}signer: {{encryption_key_env: K}}\n"), None, "signer.encryption_key_env", "belongs"),
         (format!("{CATALOG}http: {{api_keys_env: KEYS}}\n"), remote, "http.api_keys_env", "KEYS is not set"),
@@ -377,6 +387,23 @@ fn the_environment_overrides_url_and_port_and_no_secret_shows() {
     let config = parse(CATALOG, Some(Transport::Remote), &env).unwrap();
     assert_eq!((config.catalog_url.as_str(), config.http.port), ("http://127.0.0.1:9/", 81));
     assert!(!format!("{config:?}").contains("0123456789abcdef"));
+}
+
+#[test]
+fn replicas_reach_each_other_at_what_is_written_else_at_the_pods_address() {
+    let read = |http: &str, env: &[(&'static str, &'static str)]| {
+        let text = format!("{CATALOG}http: {{{http}}}\n");
+        parse(&text, Some(Transport::Remote), &source(env)).unwrap().http.legacy_sse
+    };
+    let at = |at: &str, relay_port| Some(LegacySse { advertise: Some(at.parse().unwrap()), relay_port });
+    let pod = ("POD_IP", "fd00::7");
+    assert_eq!(read("", &[pod]), None);
+    assert_eq!(read("legacy_sse: true", &[]), Some(LegacySse { advertise: None, relay_port: 4523 }));
+    assert_eq!(read("legacy_sse: true", &[("POD_IP", "")]), Some(LegacySse { advertise: None, relay_port: 4523 }));
+    assert_eq!(read("legacy_sse: true", &[pod]), at("[fd00::7]:4523", 4523));
+    assert_eq!(read("legacy_sse: true, relay_port: 81", &[pod]), at("[fd00::7]:81", 81));
+    assert_eq!(read("legacy_sse: true, advertise: 10.0.0.7", &[pod]), at("10.0.0.7:4523", 4523));
+    assert_eq!(read("legacy_sse: true, advertise: '10.0.0.7:9'", &[]), at("10.0.0.7:9", 4523));
 }
 
 #[test]

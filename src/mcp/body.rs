@@ -23,8 +23,8 @@ use super::envelope;
 use crate::telemetry::{Held, STREAMS};
 
 /// A reconnecting client waits this long.
-const RETRY: &str = "retry: 3000\n\n";
-const KEEP_ALIVE: &str = ": keep-alive\n\n";
+pub(super) const RETRY: &str = "retry: 3000\n\n";
+pub(super) const KEEP_ALIVE: &str = ": keep-alive\n\n";
 
 pub(super) type Permit = Arc<OwnedSemaphorePermit>;
 

@@ -43,37 +43,56 @@ use crate::money::AgentId;
 
 /// The front of `handler` over HTTP, at `/mcp`, and the metadata of it as a protected resource.
 pub fn router(settings: Settings, handler: Arc<dyn Handler>, authenticator: Authenticator) -> axum::Router {
-    let door = Door {
+    fronts(settings, handler, authenticator).public
+}
+
+/// What a replica serves.
+pub struct Fronts {
+    /// For everybody: `/mcp`, and the transport of 2024-11-05 where [`Settings::legacy_sse`] has it.
+    pub public: axum::Router,
+    /// For the other replicas, on a listener of its own ([`Relay::at`](super::Relay)).
+    pub relay: Option<axum::Router>,
+}
+
+/// The same with what other replicas hand over.
+pub fn fronts(settings: Settings, handler: Arc<dyn Handler>, authenticator: Authenticator) -> Fronts {
+    let door = Arc::new(Door {
         rates: settings.rate_limit.map(Buckets::new),
         failures: Buckets::new(FAILURES),
         calls: Arc::new(Semaphore::new(settings.max_concurrent_requests)),
         streams: Arc::new(Semaphore::new(settings.max_streams)),
-        front: Arc::new(Front::new(settings, handler, &Revision::HTTP)),
+        front: Arc::new(Front::new(settings.clone(), handler.clone(), &Revision::HTTP)),
         authenticator,
         sessions: Sessions::default(),
-    };
-    axum::Router::new()
+    });
+    let mut public = axum::Router::new()
         .route("/mcp", any(mcp))
         .route(WELL_KNOWN, get(metadata))
         .route(&format!("{WELL_KNOWN}/mcp"), get(metadata))
-        .with_state(Arc::new(door))
-        .layer(from_fn(counted::counted))
+        .with_state(door.clone());
+    let mut relay = None;
+    if let Some(legacy) = settings.legacy_sse.clone() {
+        let (routes, beside) = super::legacy::routers(&door, &settings, handler, legacy);
+        public = public.merge(routes);
+        relay = beside;
+    }
+    Fronts { public: public.layer(from_fn(counted::counted)), relay }
 }
 
-struct Door {
+pub(super) struct Door {
     front: Arc<Front>,
     authenticator: Authenticator,
     /// Requests, by agent; by source address where there is none.
     rates: Option<Buckets>,
     /// Tokens that were refused, by source address.
     failures: Buckets,
-    calls: Arc<Semaphore>,
-    streams: Arc<Semaphore>,
+    pub(super) calls: Arc<Semaphore>,
+    pub(super) streams: Arc<Semaphore>,
     sessions: Sessions,
 }
 
 /// The request is answered with this, before or instead of a call.
-type Refused = Box<Response>;
+pub(super) type Refused = Box<Response>;
 
 /// Refused tokens of one source address. One that sends more still gets in with a good key or token; nobody else is
 /// asked about its tokens any more.
@@ -117,7 +136,7 @@ async fn metadata(State(door): State<Arc<Door>>, request: Request) -> Response {
 
 impl Door {
     /// Where the request comes from (Host, Origin), who asks, and whether that caller asks too often.
-    async fn admit(&self, head: &Parts) -> Result<Identity, Refused> {
+    pub(super) async fn admit(&self, head: &Parts) -> Result<Identity, Refused> {
         let settings = &self.front.settings;
         access::host(&head.headers, &head.uri, &settings.allowed_hosts)
             .and_then(|()| access::origin(&head.headers, &settings.allowed_origins))
@@ -201,17 +220,7 @@ impl Door {
 
     async fn post(&self, headers: &HeaderMap, body: Body, identity: Identity) -> Result<Response, Refused> {
         let permit = permit(&self.calls, 1)?;
-        if !access::is_json(headers) {
-            let error = RpcError::invalid_request("The Content-Type must be application/json");
-            return Err(Box::new(refuse(StatusCode::UNSUPPORTED_MEDIA_TYPE, None, &error)));
-        }
-        if !access::is_plain(headers) {
-            let error = RpcError::invalid_request("The body must be sent as it is, without Content-Encoding");
-            let mut response = refuse(StatusCode::UNSUPPORTED_MEDIA_TYPE, None, &error);
-            // RFC 9110 section 12.5.3: what the request could have been sent in.
-            response.headers_mut().insert(ACCEPT_ENCODING, HeaderValue::from_static("identity"));
-            return Err(Box::new(response));
-        }
+        sent_as_json(headers)?;
         let takes = access::accept(headers);
         let stream = match takes {
             access::Takes { json: true, stream: false } => Stream::Never,
@@ -240,8 +249,16 @@ impl Door {
     }
 
     /// The whole body, within its limits of bytes and time.
-    async fn read(&self, headers: &HeaderMap, mut body: Body) -> Result<Bytes, Refused> {
-        let limit = self.front.settings.max_body_bytes;
+    pub(super) async fn read(&self, headers: &HeaderMap, body: Body) -> Result<Bytes, Refused> {
+        self.read_at_most(self.front.settings.max_body_bytes, headers, body).await
+    }
+
+    pub(super) async fn read_at_most(
+        &self,
+        limit: usize,
+        headers: &HeaderMap,
+        mut body: Body,
+    ) -> Result<Bytes, Refused> {
         let too_large = || {
             let error = RpcError::invalid_request(format!("The body is larger than {limit} bytes"));
             Box::new(closing(refuse(StatusCode::PAYLOAD_TOO_LARGE, None, &error)))
@@ -599,7 +616,23 @@ fn status_of(error: i64) -> StatusCode {
     }
 }
 
-fn permit(places: &Arc<Semaphore>, count: u32) -> Result<Permit, Refused> {
+/// A body that is JSON, as it is.
+pub(super) fn sent_as_json(headers: &HeaderMap) -> Result<(), Refused> {
+    if !access::is_json(headers) {
+        let error = RpcError::invalid_request("The Content-Type must be application/json");
+        return Err(Box::new(refuse(StatusCode::UNSUPPORTED_MEDIA_TYPE, None, &error)));
+    }
+    if !access::is_plain(headers) {
+        let error = RpcError::invalid_request("The body must be sent as it is, without Content-Encoding");
+        let mut response = refuse(StatusCode::UNSUPPORTED_MEDIA_TYPE, None, &error);
+        // RFC 9110 section 12.5.3: what the request could have been sent in.
+        response.headers_mut().insert(ACCEPT_ENCODING, HeaderValue::from_static("identity"));
+        return Err(Box::new(response));
+    }
+    Ok(())
+}
+
+pub(super) fn permit(places: &Arc<Semaphore>, count: u32) -> Result<Permit, Refused> {
     places.clone().try_acquire_many_owned(count).map(Arc::new).map_err(|_| {
         let error = RpcError::internal("Too many requests at once");
         let mut response = refuse(StatusCode::SERVICE_UNAVAILABLE, None, &error);
@@ -615,7 +648,7 @@ fn too_often(wait: Duration) -> Refused {
     Box::new(response)
 }
 
-fn refuse(status: StatusCode, id: Option<&RawValue>, error: &RpcError) -> Response {
+pub(super) fn refuse(status: StatusCode, id: Option<&RawValue>, error: &RpcError) -> Response {
     fixed(status, "application/json", envelope::error_response(id, error))
 }
 
@@ -632,13 +665,13 @@ fn not_found(id: Option<&RawValue>) -> Refused {
     Box::new(refuse(StatusCode::NOT_FOUND, id, &error))
 }
 
-fn accepted() -> Response {
+pub(super) fn accepted() -> Response {
     let mut response = Response::new(Body::empty());
     *response.status_mut() = StatusCode::ACCEPTED;
     response
 }
 
-fn method_not_allowed(allow: &'static str) -> Response {
+pub(super) fn method_not_allowed(allow: &'static str) -> Response {
     let error = RpcError::invalid_request(format!("Allowed here: {allow}"));
     let mut response = refuse(StatusCode::METHOD_NOT_ALLOWED, None, &error);
     response.headers_mut().insert(ALLOW, HeaderValue::from_static(allow));

@@ -1,5 +1,5 @@
 //! The strict MCP front: one byte-preserving JSON-RPC envelope over raw values, every revision from 2024-11-05 to
-//! 2026-07-28, Streamable HTTP and stdio. Shared by the agent server, the sandbox's seller and the gate.
+//! 2026-07-28, Streamable HTTP, the HTTP+SSE of 2024-11-05, and stdio. Shared by the agent server, the sandbox's seller and the gate.
 //!
 //! [`Handler`] is what stands behind it. [`http::router`] and [`stdio::stdio`] are the two doors; [`envelope`],
 //! [`headers`] and [`revision`] serve the upstream client too.
@@ -21,6 +21,8 @@ pub mod envelope;
 pub mod headers;
 #[cfg(feature = "roles")]
 pub mod http;
+#[cfg(feature = "roles")]
+mod legacy;
 mod progress;
 #[cfg(feature = "roles")]
 pub mod rate;
@@ -35,7 +37,9 @@ pub mod stdio;
 pub use auth::{Authenticator, Identity, StaticKeys};
 pub use envelope::Envelope;
 #[cfg(feature = "roles")]
-pub use http::router;
+pub use http::{Fronts, fronts, router};
+#[cfg(feature = "roles")]
+pub use legacy::{LegacySse, Relay};
 pub use progress::Progress;
 #[cfg(feature = "roles")]
 pub use rate::RateLimit;
@@ -72,6 +76,9 @@ pub struct Settings {
     /// What a client without a token is told.
     #[cfg(feature = "roles")]
     pub resource: auth::Resource,
+    /// `GET /sse` and `POST /messages`, the transport of 2024-11-05; `None`: it is not served.
+    #[cfg(feature = "roles")]
+    pub legacy_sse: Option<LegacySse>,
     /// The largest request body, or line on stdio.
     pub max_body_bytes: usize,
     /// Arrays and objects inside each other in a request.
@@ -103,6 +110,8 @@ impl Settings {
             rate_limit: None,
             #[cfg(feature = "roles")]
             resource: auth::Resource::default(),
+            #[cfg(feature = "roles")]
+            legacy_sse: None,
             max_body_bytes: 1 << 20,
             max_depth: 64,
             max_concurrent_requests: 512,

@@ -34,6 +34,8 @@ impl Revision {
     /// Over Streamable HTTP; 2024-11-05 has a transport of its own.
     pub const HTTP: [Revision; 4] =
         [Revision::V2026_07_28, Revision::V2025_11_25, Revision::V2025_06_18, Revision::V2025_03_26];
+    /// Over `GET /sse` and `POST /messages`.
+    pub const SSE: [Revision; 1] = [Revision::V2024_11_05];
 
     pub const fn as_str(self) -> &'static str {
         match self {
