@@ -16,6 +16,8 @@ pub mod postgres;
 pub(crate) mod sqlite;
 #[cfg(test)]
 mod table;
+#[cfg(test)]
+mod turns;
 
 use std::time::Duration;
 
@@ -198,6 +200,27 @@ pub struct Lease {
     pub token: [u8; 16],
     pub expires_ms: u64,
     pub sign_before_ms: u64,
+}
+
+/// The networks whose payments are meant.
+#[derive(Debug, Clone, Copy)]
+pub enum On<'a> {
+    Any,
+    One(&'a Network),
+    /// Every one but these.
+    Other(&'a [Network]),
+}
+
+impl On<'_> {
+    /// For a statement: names, each between spaces (no name has one), and whether a network must be among them.
+    fn names(self) -> (String, bool) {
+        let names = |networks: &[&Network]| networks.iter().map(|n| format!(" {} ", n.as_str())).collect();
+        match self {
+            On::Any => (String::new(), false),
+            On::One(network) => (names(&[network]), true),
+            On::Other(networks) => (names(&networks.iter().collect::<Vec<_>>()), false),
+        }
+    }
 }
 
 /// A written row with its frozen quote: what may be signed. Only [`reserve`] makes it.
@@ -622,10 +645,14 @@ pub trait Ledger: Send + Sync + 'static {
     /// Gives a recovery's lease back; a row in doubt is due at once, and `reason` becomes its reason (with an event). Written
     /// twice it is `true` twice. `false`: the lease is no longer ours, or the row is released.
     fn end_recovery<'a>(&'a self, id: PaymentId, lease: &'a Lease, reason: Option<Reason>) -> LedgerResult<'a, bool>;
-    /// Leases up to `limit` open payments that are due and that nobody works on, the oldest due first; a reserved one whose
-    /// owner's lease has expired becomes in doubt first. Each call gives payments that no other call has. A payment whose
-    /// lease runs out is due again by itself.
-    fn take_due(&self, limit: u32, lease_ms: u64) -> LedgerResult<'_, Vec<(Payment, Lease)>>;
+    /// Leases up to `limit` open payments that are due and that nobody works on; a reserved one whose owner's lease has
+    /// expired becomes in doubt first. Agents take turns, and of one agent the oldest due comes first. Each call gives
+    /// payments that no other call has. A payment whose lease runs out is due again by itself.
+    fn take_due_on<'a>(&'a self, on: On<'a>, limit: u32, lease_ms: u64) -> LedgerResult<'a, Vec<(Payment, Lease)>>;
+    /// The same of all networks.
+    fn take_due(&self, limit: u32, lease_ms: u64) -> LedgerResult<'_, Vec<(Payment, Lease)>> {
+        self.take_due_on(On::Any, limit, lease_ms)
+    }
     /// The sweep proved nothing: back without a lease, due again at `due_ms`. `false`: the lease is no longer ours.
     fn look_again<'a>(&'a self, id: PaymentId, lease: &'a Lease, due_ms: u64) -> LedgerResult<'a, bool>;
     /// in_doubt -> released under the sweep's live lease, on the chain's evidence: `expired_unspent` or `nonce_cancelled`, any

@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex};
 use serde::{Deserialize, Serialize};
 use tollway::ledger::{
     Applied, Audit, BudgetLine, By, Decision, Event, Filter, Intent, Lease, Ledger, LedgerError, LedgerResult, Limit,
-    LimitList, OpenRows, Payment, Reason, Recovery, Resolution, Resolved, SetPin, SettleOutcome, SettleRequest,
+    LimitList, On, OpenRows, Payment, Reason, Recovery, Resolution, Resolved, SetPin, SettleOutcome, SettleRequest,
     Signable, Subject, Tidied,
 };
 use tollway::money::{AgentId, PaymentId, Unit};
@@ -124,8 +124,8 @@ impl Ledger for Struck {
     fn end_recovery<'a>(&'a self, id: PaymentId, lease: &'a Lease, reason: Option<Reason>) -> LedgerResult<'a, bool> {
         self.through("end_recovery", self.real.end_recovery(id, lease, reason))
     }
-    fn take_due(&self, limit: u32, lease_ms: u64) -> LedgerResult<'_, Vec<(Payment, Lease)>> {
-        self.through("take_due", self.real.take_due(limit, lease_ms))
+    fn take_due_on<'a>(&'a self, on: On<'a>, limit: u32, lease_ms: u64) -> LedgerResult<'a, Vec<(Payment, Lease)>> {
+        self.through("take_due", self.real.take_due_on(on, limit, lease_ms))
     }
     fn look_again<'a>(&'a self, id: PaymentId, lease: &'a Lease, due_ms: u64) -> LedgerResult<'a, bool> {
         self.through("look_again", self.real.look_again(id, lease, due_ms))

@@ -5,8 +5,8 @@ use std::sync::{Arc, Mutex};
 
 use tollway::ledger::{
     Applied, Audit, BudgetLine, By, Decision, Event, Evidence, Filter, Intent, Lease, Ledger, LedgerError,
-    LedgerResult, Limit, LimitList, OpenRows, Payment, Reason, Recovery, Resolution, Resolved, SetPin, SettleOutcome,
-    SettleRequest, Signable, Subject, Tidied,
+    LedgerResult, Limit, LimitList, On, OpenRows, Payment, Reason, Recovery, Resolution, Resolved, SetPin,
+    SettleOutcome, SettleRequest, Signable, Subject, Tidied,
 };
 use tollway::money::{AgentId, Amount, PaymentId, Unit};
 use tollway::policy::{Origin, OriginRule, Pin};
@@ -246,9 +246,9 @@ impl Ledger for Faulty {
         self.note("end_recovery");
         self.real.end_recovery(id, lease, reason)
     }
-    fn take_due(&self, limit: u32, lease_ms: u64) -> LedgerResult<'_, Vec<(Payment, Lease)>> {
+    fn take_due_on<'a>(&'a self, on: On<'a>, limit: u32, lease_ms: u64) -> LedgerResult<'a, Vec<(Payment, Lease)>> {
         self.note("take_due");
-        self.real.take_due(limit, lease_ms)
+        self.real.take_due_on(on, limit, lease_ms)
     }
     fn look_again<'a>(&'a self, id: PaymentId, lease: &'a Lease, due_ms: u64) -> LedgerResult<'a, bool> {
         self.note("look_again");

@@ -252,13 +252,13 @@ impl Ledger for SimLedger {
         Box::pin(self.noting("end_recovery", call, self.acts(id, lease, true)))
     }
 
-    fn take_due(&self, limit: u32, lease_ms: u64) -> LedgerResult<'_, Vec<(Payment, Lease)>> {
+    fn take_due_on<'a>(&'a self, on: On<'a>, limit: u32, lease_ms: u64) -> LedgerResult<'a, Vec<(Payment, Lease)>> {
         let note = |taken: &Vec<(Payment, Lease)>| {
             for (row, lease) in taken {
                 self.owners.granted(&self.ctx.world, row.payment_id, lease);
             }
         };
-        Box::pin(self.noting("take_due", self.inner.take_due(limit, lease_ms), note))
+        Box::pin(self.noting("take_due", self.inner.take_due_on(on, limit, lease_ms), note))
     }
 
     fn look_again<'a>(&'a self, id: PaymentId, lease: &'a Lease, due_ms: u64) -> LedgerResult<'a, bool> {

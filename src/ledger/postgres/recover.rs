@@ -5,11 +5,11 @@ use sha2::{Digest, Sha256};
 
 use super::close::{End, is_repeated, mark_answered, release_row, settle_row, taken_by};
 use super::reserve::{effective, existing, unless_expired};
-use super::rows::{self, Note, bytes, get, int, parsed, signed, text, unsigned};
+use super::rows::{self, Note, bytes, flag, get, int, parsed, signed, text, unsigned};
 use super::tx::{Fault, Gate, Tx, attempts};
 use super::{PostgresLedger, payload_context};
 use crate::ledger::{
-    self, Evidence, Holds, Lease, LedgerError, OpenRows, PAYLOAD_AFTER_SETTLEMENT_MS, Payment, Reason, Recoverable,
+    self, Evidence, Holds, Lease, LedgerError, On, OpenRows, PAYLOAD_AFTER_SETTLEMENT_MS, Payment, Reason, Recoverable,
     Recovery, Resolution, Resolved, State, Tidied,
 };
 use crate::money::PaymentId;
@@ -104,14 +104,20 @@ impl PostgresLedger {
         Ok(ours)
     }
 
-    pub(super) async fn do_take_due(&self, limit: u32, lease_ms: u64) -> Result<Vec<(Payment, Lease)>, LedgerError> {
+    pub(super) async fn do_take_due(
+        &self,
+        on: On<'_>,
+        limit: u32,
+        lease_ms: u64,
+    ) -> Result<Vec<(Payment, Lease)>, LedgerError> {
         // Of it and a payment's identifier each lease is made, so a later run knows what an earlier one took.
         let seed = self.world.random();
-        attempts!(tries = repeatable, self.try_take_due(limit, seed, lease_ms, tries.may_be_done()))
+        attempts!(tries = repeatable, self.try_take_due(on, limit, seed, lease_ms, tries.may_be_done()))
     }
 
     async fn try_take_due(
         &self,
+        on: On<'_>,
         limit: u32,
         seed: [u8; 16],
         lease_ms: u64,
@@ -136,12 +142,23 @@ impl PostgresLedger {
             }
         }
         if ids.is_empty() {
+            let (names, listed) = on.names();
+            let limit = i64::from(limit.min(MAX_DUE));
+            // Others take rows at the same moment: more are looked at than are taken.
+            let beside = limit * 4 + 32;
             let due = tx
                 .rows(
-                    "SELECT payment_identifier FROM payments WHERE state IN ('reserved', 'in_doubt') AND due <= $1 \
-                     AND COALESCE(lease_expires <= $1, true) ORDER BY due, payment_identifier LIMIT $2 \
-                     FOR NO KEY UPDATE SKIP LOCKED",
-                    &[int(&signed(tx.now)), int(&i64::from(limit.min(MAX_DUE)))],
+                    "SELECT p.payment_identifier FROM (\
+                       SELECT payment_identifier, due, \
+                         row_number() OVER (PARTITION BY agent ORDER BY due, payment_identifier) AS turn \
+                       FROM payments WHERE state IN ('reserved', 'in_doubt') AND due <= $1 \
+                         AND COALESCE(lease_expires <= $1, true) AND (position(' ' || network || ' ' IN $2) > 0) = $3 \
+                       ORDER BY turn, due, payment_identifier LIMIT $4) w \
+                     JOIN payments p ON p.payment_identifier = w.payment_identifier \
+                     WHERE p.state IN ('reserved', 'in_doubt') AND p.due <= $1 \
+                       AND COALESCE(p.lease_expires <= $1, true) \
+                     ORDER BY w.turn, w.due, p.payment_identifier LIMIT $5 FOR NO KEY UPDATE OF p SKIP LOCKED",
+                    &[int(&signed(tx.now)), text(&names), flag(&listed), int(&beside), int(&limit)],
                 )
                 .await?;
             for row in &due {

@@ -223,8 +223,8 @@ impl Ledger for SqliteLedger {
     fn end_recovery<'a>(&'a self, id: PaymentId, lease: &'a Lease, reason: Option<Reason>) -> LedgerResult<'a, bool> {
         Box::pin(self.do_end_recovery(id, lease, reason))
     }
-    fn take_due(&self, limit: u32, lease_ms: u64) -> LedgerResult<'_, Vec<(Payment, Lease)>> {
-        Box::pin(self.do_take_due(limit, lease_ms))
+    fn take_due_on<'a>(&'a self, on: On<'a>, limit: u32, lease_ms: u64) -> LedgerResult<'a, Vec<(Payment, Lease)>> {
+        Box::pin(self.do_take_due(on, limit, lease_ms))
     }
     fn look_again<'a>(&'a self, id: PaymentId, lease: &'a Lease, due_ms: u64) -> LedgerResult<'a, bool> {
         Box::pin(self.do_look_again(id, lease, due_ms))

@@ -8,7 +8,7 @@ use super::reserve::{by_id, effective, unless_expired};
 use super::rows::{self, Note, exactly_one, signed, unsigned};
 use super::{SqliteLedger, Writing, payload_context, unavailable};
 use crate::ledger::{
-    self, Evidence, Holds, Lease, LedgerError, OpenRows, PAYLOAD_AFTER_SETTLEMENT_MS, Payment, Reason, Recoverable,
+    self, Evidence, Holds, Lease, LedgerError, On, OpenRows, PAYLOAD_AFTER_SETTLEMENT_MS, Payment, Reason, Recoverable,
     Recovery, Resolution, Resolved, State, Tidied,
 };
 use crate::money::PaymentId;
@@ -97,15 +97,25 @@ impl SqliteLedger {
         Ok(ours)
     }
 
-    pub(super) async fn do_take_due(&self, limit: u32, lease_ms: u64) -> Result<Vec<(Payment, Lease)>, LedgerError> {
+    pub(super) async fn do_take_due(
+        &self,
+        on: On<'_>,
+        limit: u32,
+        lease_ms: u64,
+    ) -> Result<Vec<(Payment, Lease)>, LedgerError> {
+        let (names, listed) = on.names();
         let mut connection = self.connection().await?;
         let mut w = Writing::begin(&mut connection, &self.world).await?;
         let due: Vec<String> = sqlx::query_scalar(
             "SELECT payment_identifier FROM payments WHERE state IN ('reserved', 'in_doubt') AND due <= ?1 \
-             AND COALESCE(lease_expires <= ?1, 1) ORDER BY due, payment_identifier LIMIT ?2",
+             AND COALESCE(lease_expires <= ?1, 1) AND (instr(?3, ' ' || network || ' ') > 0) = ?4 \
+             ORDER BY row_number() OVER (PARTITION BY agent ORDER BY due, payment_identifier), due, \
+             payment_identifier LIMIT ?2",
         )
         .bind(signed(w.now))
         .bind(limit.min(MAX_DUE))
+        .bind(names)
+        .bind(listed)
         .fetch_all(&mut *w.tx)
         .await
         .map_err(unavailable)?;

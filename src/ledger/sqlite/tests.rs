@@ -144,6 +144,11 @@ async fn of_all_that_reach_for_a_payment_one_has_it() {
 }
 
 #[tokio::test]
+async fn agents_take_turns_in_what_is_due() {
+    crate::ledger::turns::turns(Box::new(File::new().await)).await;
+}
+
+#[tokio::test]
 async fn what_has_expired_is_tidied_and_nothing_else() {
     table::tidies(Box::new(File::new().await)).await;
 }

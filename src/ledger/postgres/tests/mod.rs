@@ -250,6 +250,11 @@ async fn of_all_that_reach_for_a_payment_one_has_it() {
 }
 
 #[tokio::test]
+async fn agents_take_turns_in_what_is_due() {
+    crate::ledger::turns::turns(bench().await).await;
+}
+
+#[tokio::test]
 async fn what_has_expired_is_tidied_and_nothing_else() {
     table::tidies(bench().await).await;
 }
