@@ -17,6 +17,7 @@ mod security;
 mod signer;
 pub mod signer_role;
 mod store;
+mod sweep;
 mod value;
 mod watch;
 
@@ -36,6 +37,7 @@ pub use probe::Probe;
 pub use security::NetworkSecurity;
 pub use signer::{ClientCertificate, KEYSTORE_KEY_ENV, SignerMode};
 pub use store::Store;
+pub use sweep::Sweep;
 pub use value::Secret;
 use value::{amount, millis, operator_url};
 pub use watch::{Look, Watched};
@@ -138,8 +140,7 @@ pub struct Config {
     /// Between two looks at the file, while the process runs.
     pub reload_interval: Duration,
     pub security: NetworkSecurity,
-    /// Between two looks at the payments that are due.
-    pub sweep_interval: Duration,
+    pub sweep: Sweep,
 }
 
 /// Reads `path`, or the built-in default (local stdio discovery) when it is `None`.
@@ -158,11 +159,11 @@ pub fn load_store(path: Option<&Path>, source: &dyn Source) -> Result<Store, Con
 pub fn load_networks(
     path: Option<&Path>,
     source: &dyn Source,
-) -> Result<(BTreeMap<Network, NetworkConfig>, NetworkSecurity), ConfigError> {
+) -> Result<(BTreeMap<Network, NetworkConfig>, NetworkSecurity, Sweep), ConfigError> {
     let text = text(path, source)?;
     let file: file::File = serde_saphyr::from_str(&text).map_err(|e| refusal::sentence(&text, &e))?;
     let networks = networks::networks(file.networks, file.network_security.allow_insecure_local)?;
-    Ok((networks, security::security(file.network_security, source)?))
+    Ok((networks, security::security(file.network_security, source)?, sweep::sweep(&file.sweep)?))
 }
 
 fn text(path: Option<&Path>, source: &dyn Source) -> Result<String, ConfigError> {
@@ -236,7 +237,7 @@ pub fn parse(text: &str, transport: Option<Transport>, source: &dyn Source) -> R
         policy: policy::policy(file.policy)?,
         reload_interval: millis("reload.interval_ms", file.reload.interval_ms, 2_000, 100, 600_000)?,
         security: security::security(file.network_security, source)?,
-        sweep_interval: millis("sweep.interval_ms", file.sweep.interval_ms, 10_000, 100, 600_000)?,
+        sweep: sweep::sweep(&file.sweep)?,
     })
 }
 

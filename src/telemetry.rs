@@ -106,7 +106,7 @@ families! {
     );
     SWEEP_PASSES: Counter<0> = (
         "tollway_sweep_passes_total", [], &[],
-        "passes of the sweep",
+        "passes of the sweep, each network's by itself",
     );
     LEDGER_UP: Gauge<0> = (
         "tollway_ledger_up", [], &[],

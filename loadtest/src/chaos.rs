@@ -33,8 +33,8 @@ const PARTITION: Duration = Duration::from_secs(10);
 const LONG_SLEEP: Duration = Duration::from_secs(18);
 /// A purchase that takes longer makes room for another, and goes on beside it.
 const USUAL: Duration = Duration::from_secs(12);
-/// The longest lease (the sweep's, 150 s) and the promise after it.
-const CALM: Duration = Duration::from_secs(200);
+/// Leases (an owner's 15 s, a sweep's 12 s), one after another, the promise after them, and room for a slow machine.
+const CALM: Duration = Duration::from_secs(120);
 
 #[derive(clap::Args)]
 pub struct Args {

@@ -16,7 +16,8 @@ use super::reload::{self, Reload};
 use crate::catalog::Catalog;
 use crate::chain::stellar::{self, Stellar};
 use crate::config::{
-    ClientCertificate, Config, KeyRingSource, Machine, NetworkConfig, NetworkSecurity, SignerMode, Store, Transport,
+    self, ClientCertificate, Config, KeyRingSource, Machine, NetworkConfig, NetworkSecurity, SignerMode, Store,
+    Transport,
 };
 use crate::guard::Rules;
 use crate::http::{self, Client, Destination};
@@ -133,7 +134,7 @@ impl Server {
             world: self.world.clone(),
             ledger: paying.ledger.clone(),
             chains: paying.swept.clone(),
-            settings: SweepSettings { interval: config.sweep_interval, ..SweepSettings::default() },
+            settings: sweep_settings(&config.sweep, &config.security),
         }))
     }
 
@@ -259,6 +260,10 @@ async fn paying(
         settings,
     });
     Ok(Paying { payer, ledger, signer, chains, swept, limited })
+}
+
+pub(crate) fn sweep_settings(sweep: &config::Sweep, security: &NetworkSecurity) -> SweepSettings {
+    SweepSettings { interval: sweep.interval, rpc_timeout: security.timeout, rpc_per_second: sweep.rpc_per_second }
 }
 
 /// For an operator's command, which starts no server.

@@ -26,6 +26,7 @@ use clap::{Parser, Subcommand};
 use crate::agent::server::{self, Chains};
 use crate::config::{self, Config, Machine, Store, Transport};
 use crate::ledger::Ledger;
+use crate::pay::SweepSettings;
 use crate::ports::{World, machine};
 
 /// The production build has no sandbox, and does not speak of it.
@@ -182,11 +183,11 @@ async fn run(cli: Cli) -> Result<ExitCode, Failure> {
     }
 }
 
-/// Every network that the file names an RPC for; no secret of the signer has to be there to ask it.
-fn chains(config: &Option<PathBuf>, world: &World) -> Result<Chains, Failure> {
-    let (networks, security) = config::load_networks(config.as_deref(), &Machine)?;
+/// Every network that the file names an RPC for, and how they are asked; no secret of the signer has to be there.
+fn chains(config: &Option<PathBuf>, world: &World) -> Result<(Chains, SweepSettings), Failure> {
+    let (networks, security, sweep) = config::load_networks(config.as_deref(), &Machine)?;
     let operator = server::operator_client(&security, world).map_err(|e| Failure::Usage(e.to_string()))?;
-    Ok(server::chains(&networks, &operator, world))
+    Ok((server::chains(&networks, &operator, world), server::sweep_settings(&sweep, &security)))
 }
 
 /// Operators need the ledger alone: no secret of the signer has to be there to stop spending.

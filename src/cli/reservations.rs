@@ -1,7 +1,6 @@
 //! `tollway reservations`: payments, their history, whether counters equal rows, and the way out of a payment that the
 //! sweep cannot end (`resolve`).
 
-use std::collections::BTreeMap;
 use std::process::ExitCode;
 use std::sync::Arc;
 
@@ -12,10 +11,10 @@ use super::Failure;
 use super::archive::ArchiveArgs;
 use super::ledger::show;
 use super::resolve::{self, ResolveArgs};
+use crate::agent::server::Chains;
 use crate::agent::time::rfc3339;
-use crate::chain::stellar::Stellar;
 use crate::ledger::{Event, Filter, Ledger, Payment, State};
-use crate::money::{AgentId, Network};
+use crate::money::AgentId;
 use crate::pay::{Sweep, SweepParts, SweepSettings};
 use crate::ports::World;
 use crate::x402::assets;
@@ -56,7 +55,7 @@ pub enum ReservationsCommand {
 /// What the commands work with. The chains are asked by `resolve` and `sweep` alone.
 pub struct Tools<'a> {
     pub ledger: Arc<dyn Ledger>,
-    pub chains: &'a dyn Fn() -> Result<BTreeMap<Network, Arc<Stellar>>, Failure>,
+    pub chains: &'a dyn Fn() -> Result<(Chains, SweepSettings), Failure>,
     pub world: World,
 }
 
@@ -90,15 +89,12 @@ pub async fn run(command: &ReservationsCommand, tools: Tools<'_>) -> Result<Exit
         ReservationsCommand::Archive(_) => Err(Failure::Usage("reservations archive: not here".to_owned())),
         ReservationsCommand::Resolve(args) => {
             args.check()?;
-            resolve::run(args, ledger, &(tools.chains)()?).await
+            let (chains, settings) = (tools.chains)()?;
+            resolve::run(args, ledger, &chains, &settings).await
         }
         ReservationsCommand::Sweep { json } => {
-            let chains = (tools.chains)()?;
-            sweep(
-                *json,
-                SweepParts { world: tools.world, ledger: tools.ledger, chains, settings: SweepSettings::default() },
-            )
-            .await
+            let (chains, settings) = (tools.chains)()?;
+            sweep(*json, SweepParts { world: tools.world, ledger: tools.ledger, chains, settings }).await
         }
     }
 }

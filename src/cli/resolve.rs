@@ -17,7 +17,7 @@ use crate::chain::stellar::{Stellar, UsedBy};
 use crate::chain::{NonceReading, Question};
 use crate::ledger::{End, Evidence, Ledger, Payment, Resolution, Resolved, State};
 use crate::money::Network;
-use crate::pay::{self, Look};
+use crate::pay::{self, Bounds, Look, SweepSettings};
 
 /// A reason that says less is none.
 const SHORTEST_REASON: usize = 10;
@@ -89,6 +89,7 @@ pub async fn run(
     args: &ResolveArgs,
     ledger: &dyn Ledger,
     chains: &BTreeMap<Network, Arc<Stellar>>,
+    settings: &SweepSettings,
 ) -> Result<ExitCode, Failure> {
     let (payment, _) = find(&args.id, ledger).await?;
     let id = payment.payment_id;
@@ -109,7 +110,9 @@ pub async fn run(
     let closing = match &args.transaction {
         Some(transaction) => by_transaction(&payment, chains, transaction).await?,
         None => {
-            let looked = pay::look(chains, &payment).await;
+            let chain = chains.get(&payment.network).map(Arc::as_ref);
+            let bounds = Bounds::new(settings.rpc_timeout, chain.map_or(1, Stellar::rpcs), settings.rpc_per_second);
+            let looked = pay::look(chain, &payment, bounds.from_now()).await;
             by_look(args, &payment, looked, ledger.now_ms().await?)?
         }
     };
@@ -230,7 +233,7 @@ fn not_open(payment: &Payment, state: State) -> Failure {
 
 fn leased() -> Failure {
     Failure::Failed(
-        "refused: somebody works on this payment (its call, a recovery or a sweep): try again in two minutes"
+        "refused: somebody works on this payment (its call, a recovery or a sweep): try again in a minute or two"
             .to_owned(),
     )
 }

@@ -235,6 +235,7 @@ pub struct Reload {
 #[serde(deny_unknown_fields)]
 pub struct Sweep {
     pub interval_ms: Option<u64>,
+    pub rpc_per_second: Option<u32>,
 }
 
 #[derive(Debug, Default, Deserialize)]

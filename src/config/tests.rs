@@ -43,6 +43,15 @@ fn the_default_is_local_discovery_and_reads_no_key() {
 }
 
 #[test]
+fn the_sweep_asks_as_often_and_as_fast_as_is_written() {
+    let read = |text: String| parse(&text, None, &source(&[])).unwrap().sweep;
+    let sweep = read(CATALOG.to_owned());
+    assert_eq!((sweep.interval, sweep.rpc_per_second), (Duration::from_secs(10), 20));
+    let sweep = read(format!("{CATALOG}sweep: {{interval_ms: 1000, rpc_per_second: 3}}\n"));
+    assert_eq!((sweep.interval, sweep.rpc_per_second), (Duration::from_secs(1), 3));
+}
+
+#[test]
 fn every_profile_is_valid_as_written() {
     let env = [
         ("STELLAR_SECRET_KEY", "SADQOBYHA4DQOBYHA4DQOBYHA4DQOBYHA4DQOBYHA4DQOBYHA4DQP54X"),
@@ -127,6 +136,9 @@ fn each_refusal_names_the_field_and_the_way_out() {
         (format!("{CATALOG}probe: {{port: 4522}}\n"), None, "probe.port", "is http.port"),
         (format!("{CATALOG}probe: {{interval_ms: 10}}\n"), None, "probe.interval_ms", "between"),
         (format!("{CATALOG}http: {{unready_wait_ms: 700000}}\n"), None, "http.unready_wait_ms", "between"),
+        (format!("{CATALOG}sweep: {{rpc_per_second: 0}}\n"), None, "sweep.rpc_per_second", "between 1 and 1000"),
+        (format!("{CATALOG}sweep: {{rpc_per_second: 1001}}\n"), None, "sweep.rpc_per_second", "between 1 and 1000"),
+        (format!("{CATALOG}sweep: {{interval_ms: 10}}\n"), None, "sweep.interval_ms", "between"),
         (format!("{CATALOG}budget: {{store: memory}}\n"), None, "budget.store", "sqlite"),
         (
             format!("{CATALOG}{paying}budget: {{store: postgres}}\n"),

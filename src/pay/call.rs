@@ -293,6 +293,9 @@ impl Payer {
         let Ready { quote, draft, authorization } = ready;
         let (unit, required) = (quote.unit(), quote.amount());
         let settings = &self.parts.settings;
+        // Each term bounds a step that the owner may be in when it is met. Ending it sooner would take a row from an owner
+        // that still waits for an output which is paid for; a dead one's row could not be released earlier for it, since its
+        // authorization lives on: the 30 s beyond that life are the answer's.
         let lease = settings.sign_within + settings.rpc_timeout + self.paid_timeout(&quote) + LEASE_MARGIN;
         let intent = Intent {
             quote,

@@ -1,6 +1,7 @@
 //! The story of one paid call: `call` up to the signature, `send` from the signed bytes on (with `judge` and `check`),
 //! `existing` and `recover` for the payments that are there already, `sweep` for what a call left open.
 
+mod bounds;
 mod call;
 mod check;
 mod error;
@@ -14,6 +15,7 @@ mod send;
 mod sweep;
 mod terms;
 
+pub use bounds::{Bounds, Deadlines};
 pub use error::{Exceeded, PayError, Phase, Short};
 pub use output::{CallOutcome, Ending};
 pub use sweep::{Look, Sweep, SweepParts, SweepReport, SweepSettings, ends_about_ms, look, overdue_ms, question};

@@ -2,7 +2,9 @@
 //! nothing else (the Sweep table of `docs/outcomes.md`).
 //!
 //! A pass leases rows that are due, asks the chain, and writes what it proves. No ledger transaction is open meanwhile,
-//! and every process with a signer may sweep: a row has one lease, and a sweep that lost it writes nothing more.
+//! and every process with a signer may sweep: a row has one lease, and a sweep whose lease is over writes nothing more.
+//! Each network has passes of its own, so none waits for another's RPC, and of one network the agents take turns. Its
+//! RPCs get at most so many requests a second from each process.
 
 use std::collections::BTreeMap;
 use std::pin::pin;
@@ -10,27 +12,24 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use futures_util::future::{Either, join_all, select};
-use tokio::time::{Instant, sleep, timeout};
+use futures_util::StreamExt as _;
+use futures_util::future::{BoxFuture, Either, join, join_all, select};
+use futures_util::stream::FuturesUnordered;
+use tokio::time::{Instant, sleep, timeout_at};
 use tokio_util::sync::CancellationToken;
 
+use super::bounds::{Bounds, Deadlines};
 use crate::chain::stellar::{NonceQuestion, Stellar};
 use crate::chain::{NonceReading, Question};
 use crate::ledger::{
-    Evidence, Lease, Ledger, LedgerError, LedgerResult, Payment, Reason, SettleOutcome, SettleRequest, State,
+    Evidence, Lease, Ledger, LedgerError, LedgerResult, On, Payment, Reason, SettleOutcome, SettleRequest, State,
 };
 use crate::money::{Network, PaymentId};
 use crate::ports::World;
 use crate::telemetry;
 
-/// Rows of one pass that are read at the same time.
-const SIDE_BY_SIDE: u32 = 8;
-/// The chain is read within this, or proves nothing.
-const READ_WITHIN: Duration = Duration::from_secs(45);
-/// The transaction of a used nonce is found within this, or left unnamed.
-const FIND_WITHIN: Duration = Duration::from_secs(15);
-/// Both, twice (another payment's nonce may have to be read too), and the ledger's statements around them.
-const LEASE: Duration = Duration::from_secs(150);
+/// Rows of one network that one pass takes; what is due beyond them waits for the next.
+const MOST_PER_PASS: u64 = 1_000;
 /// A row is looked at again after its own age, between the interval and these.
 const LONGEST_OPEN: Duration = Duration::from_secs(60);
 const LONGEST_INCONCLUSIVE: Duration = Duration::from_secs(300);
@@ -39,20 +38,23 @@ const LEDGER_MS: u64 = 6_000;
 const LONGEST_LEDGER_MS: u64 = 15_000;
 /// An authorization whose end nobody could prove for so long after it needs a human.
 const ALERT_AFTER_MS: u64 = 3_600_000;
-/// Every so many passes what has expired is removed.
+/// Every so many looks at the whole ledger what has expired is removed.
 const TIDY_EVERY: u64 = 30;
 
 #[derive(Debug, Clone)]
 pub struct SweepSettings {
     /// Between two passes.
     pub interval: Duration,
-    /// Rows of one pass.
-    pub batch: u32,
+    /// Of one request to an RPC, as its client has it: the lease follows from it (see [`Bounds`]).
+    pub rpc_timeout: Duration,
+    /// Requests to all RPCs of a network together, from this process. All processes of a cluster send at most so many
+    /// times their number.
+    pub rpc_per_second: u32,
 }
 
 impl Default for SweepSettings {
     fn default() -> Self {
-        SweepSettings { interval: Duration::from_secs(10), batch: 32 }
+        SweepSettings { interval: Duration::from_secs(10), rpc_timeout: Duration::from_secs(15), rpc_per_second: 20 }
     }
 }
 
@@ -76,7 +78,7 @@ pub struct SweepReport {
     pub inconclusive: u64,
     /// Of these: so long after the authorization's end that a human is called.
     pub overdue: u64,
-    /// Somebody else closed or leased them meanwhile.
+    /// Somebody else closed or leased them meanwhile, or our lease had ended.
     pub lost: u64,
     /// The ledger failed: the next pass after their lease has them again.
     pub failed: u64,
@@ -84,7 +86,15 @@ pub struct SweepReport {
 
 pub struct Sweep {
     parts: SweepParts,
-    passes: AtomicU64,
+    lanes: Vec<Lane>,
+    looks: AtomicU64,
+}
+
+/// One network, and what is asked of it.
+struct Lane {
+    /// `None`: of the networks that nobody here can ask. Their rows are looked at too, so that somebody is called.
+    chain: Option<(Network, Stellar)>,
+    bounds: Bounds,
 }
 
 /// What the chain showed about one payment.
@@ -106,118 +116,173 @@ enum End {
     Failed,
 }
 
-/// The ledger's clock, read once and carried on.
-#[derive(Clone, Copy)]
-struct Now {
-    ledger_ms: u64,
-    at: Instant,
+enum Step {
+    /// So many were asked for.
+    Taken(u32, Result<Vec<Job>, LedgerError>),
+    Ended(End),
 }
 
-impl Now {
-    fn ms(self) -> u64 {
-        self.ledger_ms.saturating_add(ms(self.at.elapsed()))
+/// A leased row, the ledger's clock as the lease tells it, and until when the holder may act.
+struct Job {
+    row: Payment,
+    lease: Lease,
+    granted_ms: u64,
+    granted: Instant,
+    until: Deadlines,
+}
+
+impl Job {
+    fn now_ms(&self) -> u64 {
+        self.granted_ms.saturating_add(ms(self.granted.elapsed()))
+    }
+
+    /// Another may have the row by now.
+    fn is_over(&self) -> bool {
+        Instant::now() >= self.until.end
     }
 }
 
 impl Sweep {
-    pub fn new(parts: SweepParts) -> Sweep {
-        Sweep { parts, passes: AtomicU64::new(0) }
+    pub fn new(mut parts: SweepParts) -> Sweep {
+        let SweepSettings { rpc_timeout, rpc_per_second, .. } = parts.settings;
+        let bounds = |rpcs| Bounds::new(rpc_timeout, rpcs, rpc_per_second);
+        let mut lanes = Vec::new();
+        for (network, chain) in std::mem::take(&mut parts.chains) {
+            let chain = chain.paced(rpc_per_second);
+            let bounds = bounds(chain.rpcs());
+            lanes.push(Lane { chain: Some((network, chain)), bounds });
+        }
+        lanes.push(Lane { chain: None, bounds: bounds(1) });
+        Sweep { parts, lanes, looks: AtomicU64::new(0) }
     }
 
     /// Passes until `shutdown`. A row that is being read then is given back.
     pub async fn run(self, shutdown: CancellationToken) {
+        let lanes = join_all(self.lanes.iter().map(async |lane| {
+            while self.pause(&shutdown).await {
+                self.pass_of(lane, &shutdown).await;
+            }
+        }));
+        let whole = async {
+            while self.pause(&shutdown).await {
+                self.look_at_all().await;
+            }
+        };
+        join(lanes, whole).await;
+    }
+
+    /// `false`: it is over.
+    async fn pause(&self, shutdown: &CancellationToken) -> bool {
         let interval = self.parts.settings.interval;
-        loop {
-            // Processes that start together do not ask together.
-            let pause = interval.mul_f64(0.9).saturating_add(Duration::from_millis(self.jitter_ms(ms(interval) / 5)));
-            if let Either::Right(_) = select(pin!(sleep(pause)), pin!(shutdown.cancelled())).await {
-                return;
-            }
-            self.pass_until(&shutdown).await;
-            if shutdown.is_cancelled() {
-                return;
-            }
-        }
+        // Processes that start together do not ask together.
+        let pause = interval.mul_f64(0.9).saturating_add(Duration::from_millis(self.jitter_ms(ms(interval) / 5)));
+        select(pin!(sleep(pause)), pin!(shutdown.cancelled())).await;
+        !shutdown.is_cancelled()
     }
 
     /// One look at everything that is due.
     pub async fn pass(&self) -> SweepReport {
-        self.pass_until(&CancellationToken::new()).await
+        let never = CancellationToken::new();
+        let reports = join_all(self.lanes.iter().map(|lane| self.pass_of(lane, &never))).await;
+        self.look_at_all().await;
+        reports.into_iter().fold(SweepReport::default(), SweepReport::and)
     }
 
-    async fn pass_until(&self, stop: &CancellationToken) -> SweepReport {
+    async fn pass_of(&self, lane: &Lane, stop: &CancellationToken) -> SweepReport {
         let mut report = SweepReport::default();
-        let batch = u64::from(self.parts.settings.batch);
-        while report.taken < batch && !stop.is_cancelled() {
-            let asked = SIDE_BY_SIDE.min(u32::try_from(batch - report.taken).unwrap_or(SIDE_BY_SIDE));
-            let rows = match self.take(asked).await {
-                Ok(rows) => rows,
-                Err(error) => {
-                    tracing::warn!(%error, "the sweep could not take what is due");
-                    report.failed += 1;
-                    break;
+        let (mut more, mut taking, mut reading) = (true, false, 0);
+        // Taking is a step beside the others: who waits for it alone would leave a row's statement open half-way.
+        let mut steps: FuturesUnordered<BoxFuture<'_, Step>> = FuturesUnordered::new();
+        loop {
+            let free = lane.bounds.rows.saturating_sub(reading);
+            // A row that takes long keeps its own place alone.
+            let room = free * 2 >= lane.bounds.rows && report.taken < MOST_PER_PASS;
+            if more && room && !taking && !stop.is_cancelled() {
+                taking = true;
+                steps.push(Box::pin(async move { Step::Taken(free, self.take(lane, free).await) }));
+            }
+            match steps.next().await {
+                Some(Step::Ended(end)) => {
+                    reading -= 1;
+                    report.count(end);
                 }
-            };
-            let (Some(now), rows) = rows else { break };
-            let taken = u64::try_from(rows.len()).unwrap_or(u64::MAX);
-            report.taken = report.taken.saturating_add(taken);
-            for end in join_all(rows.iter().map(|(row, lease)| self.one(row, lease, now, stop))).await {
-                report.count(end);
-            }
-            if taken < u64::from(asked) {
-                break;
+                Some(Step::Taken(asked, Ok(jobs))) => {
+                    let taken = u32::try_from(jobs.len()).unwrap_or(u32::MAX);
+                    (taking, more, reading) = (false, taken >= asked, reading + taken);
+                    report.taken += u64::from(taken);
+                    for job in jobs {
+                        steps.push(Box::pin(async move { Step::Ended(self.one(lane, job, stop).await) }));
+                    }
+                }
+                Some(Step::Taken(_, Err(error))) => {
+                    tracing::warn!(%error, "the sweep could not take what is due");
+                    (taking, more) = (false, false);
+                    report.failed += 1;
+                }
+                None => break,
             }
         }
-        if self.passes.fetch_add(1, Ordering::Relaxed).is_multiple_of(TIDY_EVERY) {
-            self.tidy().await;
-        }
-        self.tell(report).await;
+        report.tell(lane);
         report
     }
 
-    async fn take(&self, limit: u32) -> Result<(Option<Now>, Vec<(Payment, Lease)>), LedgerError> {
-        let rows = self.parts.ledger.take_due(limit, ms(LEASE)).await?;
-        if rows.is_empty() {
-            return Ok((None, rows));
-        }
-        let ledger_ms = self.parts.ledger.now_ms().await?;
-        Ok((Some(Now { ledger_ms, at: Instant::now() }), rows))
+    async fn take(&self, lane: &Lane, limit: u32) -> Result<Vec<Job>, LedgerError> {
+        let known: Vec<Network>;
+        let on = match &lane.chain {
+            Some((network, _)) => On::One(network),
+            None => {
+                known = self.lanes.iter().filter_map(|lane| Some(lane.chain.as_ref()?.0.clone())).collect();
+                On::Other(&known)
+            }
+        };
+        let (until, lease_ms) = (lane.bounds.from_now(), ms(lane.bounds.lease()));
+        let rows = self.parts.ledger.take_due_on(on, limit, lease_ms).await?;
+        let granted = Instant::now();
+        let job = |(row, lease): (Payment, Lease)| {
+            let granted_ms = lease.expires_ms.saturating_sub(lease_ms);
+            Job { row, lease, granted_ms, granted, until }
+        };
+        Ok(rows.into_iter().map(job).collect())
     }
 
-    async fn one(&self, row: &Payment, lease: &Lease, now: Now, stop: &CancellationToken) -> End {
-        let looked = match select(pin!(look(&self.parts.chains, row)), pin!(stop.cancelled())).await {
+    async fn one(&self, lane: &Lane, job: Job, stop: &CancellationToken) -> End {
+        let row = &job.row;
+        let chain = lane.chain.as_ref().map(|(_, chain)| chain);
+        let looked = match select(pin!(look(chain, row, job.until)), pin!(stop.cancelled())).await {
             Either::Left((looked, _)) => looked,
-            Either::Right(_) => return self.again(row, lease, now.ms(), End::Open).await,
+            Either::Right(_) => return self.again(&job, job.now_ms(), End::Open).await,
         };
         let id = row.payment_id;
+        let (least, now) = (ms(self.parts.settings.interval), job.now_ms());
         match &looked.reading {
-            NonceReading::Used { .. } => self.settle(row, looked.transaction.as_deref()).await,
-            NonceReading::Dead => self.expire(row, lease, Reason::ExpiredUnspent).await,
-            NonceReading::Cancelled => self.expire(row, lease, Reason::NonceCancelled).await,
+            NonceReading::Used { .. } => self.settle(lane, &job, looked.transaction.as_deref()).await,
+            NonceReading::Dead => self.expire(&job, Reason::ExpiredUnspent).await,
+            NonceReading::Cancelled => self.expire(&job, Reason::NonceCancelled).await,
             NonceReading::Open => {
-                let least = ms(self.parts.settings.interval);
-                let left = remaining_ms(row, looked.newest, now.ms());
-                let wait = backoff_ms(row, now.ms(), least, LONGEST_OPEN).min(left).max(least.min(2_000));
-                self.again(row, lease, now.ms().saturating_add(self.jittered(wait)), End::Open).await
+                let left = remaining_ms(row, looked.newest, now);
+                let wait = backoff_ms(row, now, least, LONGEST_OPEN).min(left).max(least.min(2_000));
+                self.again(&job, now.saturating_add(self.jittered(wait)), End::Open).await
             }
             NonceReading::Inconclusive(why) => {
-                let overdue = now.ms() > overdue_ms(row);
+                let overdue = now > overdue_ms(row);
                 if overdue {
                     tracing::error!(payment = %id.short(), network = %row.network, why,
                         "ALERT the end of a payment cannot be proved: see tollway reservations resolve");
                 } else {
                     tracing::warn!(payment = %id.short(), network = %row.network, why, "the chain proves nothing yet");
                 }
-                let least = ms(self.parts.settings.interval);
-                let wait = backoff_ms(row, now.ms(), least, LONGEST_INCONCLUSIVE);
-                self.again(row, lease, now.ms().saturating_add(self.jittered(wait)), End::Inconclusive { overdue })
-                    .await
+                let wait = backoff_ms(row, now, least, LONGEST_INCONCLUSIVE);
+                self.again(&job, now.saturating_add(self.jittered(wait)), End::Inconclusive { overdue }).await
             }
         }
     }
 
     /// The nonce's entry exists only where our signed transfer ran, and `exact` moves its whole amount.
-    async fn settle(&self, row: &Payment, transaction: Option<&str>) -> End {
+    async fn settle(&self, lane: &Lane, job: &Job, transaction: Option<&str>) -> End {
+        if job.is_over() {
+            return End::Lost;
+        }
+        let row = &job.row;
         let id = row.payment_id;
         let request = SettleRequest {
             payment_id: id,
@@ -242,10 +307,12 @@ impl Sweep {
                 End::Settled
             }
             Ok(SettleOutcome::TransactionTaken { by }) => {
-                let other = self.other(by).await;
+                let settled = self.parts.ledger.settle(SettleRequest { transaction: None, ..request }).await;
+                // Needs no lease: it is only told.
+                let other = self.other(lane, by).await;
                 tracing::error!(payment = %id.short(), transaction, other = %by.short(), other_on_chain = other,
                     "ALERT the transaction of this payment is booked for another one: settled without it");
-                match self.parts.ledger.settle(SettleRequest { transaction: None, ..request }).await {
+                match settled {
                     Ok(SettleOutcome::Settled | SettleOutcome::SettledAs { .. }) => End::Settled,
                     Ok(SettleOutcome::Released | SettleOutcome::TransactionTaken { .. }) => End::Lost,
                     Err(error) => failed(row, &error),
@@ -257,9 +324,10 @@ impl Sweep {
 
     /// What the chain shows of the payment that has this one's transaction: if it is unused, a seller's forged receipt
     /// settled it.
-    async fn other(&self, by: PaymentId) -> &'static str {
+    async fn other(&self, lane: &Lane, by: PaymentId) -> &'static str {
+        let chain = lane.chain.as_ref().map(|(_, chain)| chain);
         match self.parts.ledger.show(&by.to_hex()).await {
-            Ok(Some((other, _))) => match look(&self.parts.chains, &other).await.reading {
+            Ok(Some((other, _))) => match look(chain, &other, lane.bounds.from_now()).await.reading {
                 NonceReading::Used { .. } => "used",
                 NonceReading::Open => "unused, alive",
                 NonceReading::Dead | NonceReading::Cancelled => "never used",
@@ -269,25 +337,28 @@ impl Sweep {
         }
     }
 
-    async fn expire(&self, row: &Payment, lease: &Lease, reason: Reason) -> End {
-        let written = self.parts.ledger.expire(row.payment_id, lease, reason);
-        let end = self.written(row, written, End::Released).await;
+    async fn expire(&self, job: &Job, reason: Reason) -> End {
+        let written = self.parts.ledger.expire(job.row.payment_id, &job.lease, reason);
+        let end = self.written(job, written, End::Released).await;
         if matches!(end, End::Released) {
-            tracing::info!(payment = %row.payment_id.short(), reason = reason.as_str(),
+            tracing::info!(payment = %job.row.payment_id.short(), reason = reason.as_str(),
                 "the chain shows that it was not paid and cannot be any more: released");
         }
         end
     }
 
-    async fn again(&self, row: &Payment, lease: &Lease, due_ms: u64, end: End) -> End {
-        self.written(row, self.parts.ledger.look_again(row.payment_id, lease, due_ms), end).await
+    async fn again(&self, job: &Job, due_ms: u64, end: End) -> End {
+        self.written(job, self.parts.ledger.look_again(job.row.payment_id, &job.lease, due_ms), end).await
     }
 
-    async fn written(&self, row: &Payment, statement: LedgerResult<'_, bool>, end: End) -> End {
+    async fn written(&self, job: &Job, statement: LedgerResult<'_, bool>, end: End) -> End {
+        if job.is_over() {
+            return End::Lost;
+        }
         match statement.await {
             Ok(true) => end,
             Ok(false) => End::Lost,
-            Err(error) => failed(row, &error),
+            Err(error) => failed(&job.row, &error),
         }
     }
 
@@ -298,9 +369,12 @@ impl Sweep {
         }
     }
 
-    /// How many payments are open, and how old the oldest is.
-    async fn tell(&self, report: SweepReport) {
-        report.counted();
+    /// How many payments are open, and how old the oldest is; now and then that is told, and what has expired removed.
+    async fn look_at_all(&self) {
+        let tells = self.looks.fetch_add(1, Ordering::Relaxed).is_multiple_of(TIDY_EVERY);
+        if tells {
+            self.tidy().await;
+        }
         let (open, now) = match (self.parts.ledger.open_rows().await, self.parts.ledger.now_ms().await) {
             (Ok(open), Ok(now)) => (open, now),
             (Err(error), _) | (_, Err(error)) => {
@@ -315,21 +389,8 @@ impl Sweep {
             telemetry::OLDEST_HOLD.set([state.as_str()], oldest as f64);
         }
         let oldest = open.oldest_created_ms().map_or(0, seconds);
-        let SweepReport { taken, settled, released, inconclusive, lost, failed, .. } = report;
-        if settled + released + inconclusive + lost + failed > 0 {
-            tracing::info!(
-                open_payments = open.count(),
-                oldest_open_seconds = oldest,
-                taken,
-                settled,
-                released,
-                inconclusive,
-                lost,
-                failed,
-                "swept"
-            );
-        } else {
-            tracing::debug!(open_payments = open.count(), oldest_open_seconds = oldest, taken, "swept");
+        if tells && open.count() > 0 {
+            tracing::info!(open_payments = open.count(), oldest_open_seconds = oldest, "payments are open");
         }
     }
 
@@ -357,8 +418,25 @@ impl SweepReport {
         *counter += 1;
     }
 
-    fn counted(&self) {
-        let SweepReport { taken: _, settled, released, open, inconclusive, overdue, lost, failed } = *self;
+    fn and(self, other: SweepReport) -> SweepReport {
+        SweepReport {
+            taken: self.taken + other.taken,
+            settled: self.settled + other.settled,
+            released: self.released + other.released,
+            open: self.open + other.open,
+            inconclusive: self.inconclusive + other.inconclusive,
+            overdue: self.overdue + other.overdue,
+            lost: self.lost + other.lost,
+            failed: self.failed + other.failed,
+        }
+    }
+
+    fn tell(&self, lane: &Lane) {
+        let SweepReport { taken, settled, released, open, inconclusive, overdue, lost, failed } = *self;
+        if settled + released + inconclusive + lost + failed > 0 {
+            let network = lane.chain.as_ref().map_or("others", |(network, _)| network.as_str());
+            tracing::info!(network, taken, settled, released, open, inconclusive, lost, failed, "swept");
+        }
         telemetry::SWEEP_PASSES.one([]);
         for (result, rows) in [
             ("settled", settled),
@@ -379,11 +457,11 @@ fn failed(row: &Payment, error: &LedgerError) -> End {
     End::Failed
 }
 
-/// What the chain shows about a payment, within bounded time.
-pub async fn look(chains: &BTreeMap<Network, Arc<Stellar>>, row: &Payment) -> Look {
+/// What the chain shows about a payment, within bounded time. `None`: it cannot be asked.
+pub async fn look(chain: Option<&Stellar>, row: &Payment, until: Deadlines) -> Look {
     let proves_nothing =
         |why: String| Look { reading: NonceReading::Inconclusive(why), transaction: None, newest: None };
-    let Some(chain) = chains.get(&row.network) else {
+    let Some(chain) = chain else {
         return proves_nothing(format!("no RPC is configured for {}", row.network));
     };
     let Question::Stellar(question) = match question(row) {
@@ -398,13 +476,14 @@ pub async fn look(chains: &BTreeMap<Network, Arc<Stellar>>, row: &Payment) -> Lo
         };
         (reading, newest)
     };
-    let Ok((reading, newest)) = timeout(READ_WITHIN, reading).await else {
-        return proves_nothing(format!("the chain was not read within {} s", READ_WITHIN.as_secs()));
+    let begun = Instant::now();
+    let Ok((reading, newest)) = timeout_at(until.read, reading).await else {
+        return proves_nothing(format!("the chain was not read within {} s", begun.elapsed().as_secs()));
     };
     let transaction = match reading {
         NonceReading::Used { ledger } => {
             let ledger = u32::try_from(ledger).unwrap_or(u32::MAX);
-            timeout(FIND_WITHIN, chain.transaction_of(question, ledger)).await.ok().flatten()
+            timeout_at(until.find, chain.transaction_of(question, ledger)).await.ok().flatten()
         }
         _ => None,
     };

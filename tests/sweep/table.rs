@@ -148,7 +148,11 @@ async fn the_loop_sweeps_until_the_shutdown_and_gives_back_what_it_holds() {
         world: bench.local.world.clone(),
         ledger: bench.ledger.clone(),
         chains: [(doubt.row.network.clone(), std::sync::Arc::new(bench.local.honest().await))].into(),
-        settings: tollway::pay::SweepSettings { interval: Duration::from_millis(20), batch: 1 },
+        settings: tollway::pay::SweepSettings {
+            interval: Duration::from_millis(20),
+            rpc_per_second: 1,
+            ..tollway::pay::SweepSettings::default()
+        },
     };
     let stop = tokio_util::sync::CancellationToken::new();
     let running = tokio::spawn(tollway::pay::Sweep::new(parts).run(stop.clone()));

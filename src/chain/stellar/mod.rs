@@ -5,6 +5,7 @@ mod entry;
 #[cfg(all(feature = "roles", any(test, feature = "fuzzing")))]
 pub(crate) mod fuzzing;
 mod history;
+mod pace;
 mod prepare;
 mod reading;
 mod rpc;
@@ -14,7 +15,7 @@ pub use history::UsedBy;
 pub use reading::NonceQuestion;
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use futures_util::future::join_all;
@@ -28,6 +29,7 @@ use crate::http::Client;
 use crate::money::{Amount, Asset, Network};
 use crate::ports::World;
 use crate::x402::Offer;
+use pace::Pace;
 use rpc::{LatestLedger, NetworkAnswer, Rpc, Simulation, Transaction};
 
 /// A live network closes a ledger in 5 to 6 s; a signature that counts 6 lives no longer than asked, and facilitators
@@ -108,7 +110,7 @@ pub struct Stellar {
     network_id: [u8; 32],
     rpcs: Vec<Rpc>,
     world: World,
-    cache: Mutex<Cache>,
+    cache: Arc<Mutex<Cache>>,
     /// Held while the ledger number is asked for: many payments at once ask once, and share a failure too.
     asking: tokio::sync::Mutex<Option<(Instant, ChainError)>>,
 }
@@ -135,7 +137,26 @@ impl Stellar {
         let network_id = Sha256::digest(&settings.passphrase).into();
         let rpcs =
             settings.rpc_urls.iter().map(|url| Rpc::new(http.clone(), url.clone(), settings.network.clone())).collect();
-        Stellar { settings, network_id, rpcs, world, cache: Mutex::default(), asking: tokio::sync::Mutex::default() }
+        Stellar { settings, network_id, rpcs, world, cache: Arc::default(), asking: tokio::sync::Mutex::default() }
+    }
+
+    /// The same for an asker that has time: it sends at most so many requests a second to all RPCs together. What it
+    /// learns of the network, both know; nobody waits for the other.
+    pub fn paced(&self, per_second: u32) -> Stellar {
+        let pace = Arc::new(Pace::new(per_second));
+        Stellar {
+            settings: self.settings.clone(),
+            network_id: self.network_id,
+            rpcs: self.rpcs.iter().map(|rpc| rpc.paced(pace.clone())).collect(),
+            world: self.world.clone(),
+            cache: self.cache.clone(),
+            asking: tokio::sync::Mutex::default(),
+        }
+    }
+
+    /// How many RPCs are asked.
+    pub fn rpcs(&self) -> usize {
+        self.rpcs.len()
     }
 
     pub fn network(&self) -> &Network {

@@ -1,5 +1,6 @@
 //! One Soroban RPC: JSON-RPC over HTTP, bounded, ids matched, answers strict.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use bytes::Bytes;
@@ -11,6 +12,7 @@ use url::Url;
 
 use super::super::ChainError;
 use super::entry;
+use super::pace::Pace;
 use crate::http::{Client, HttpError};
 use crate::json;
 use crate::money::Network;
@@ -26,6 +28,8 @@ pub(super) struct Rpc {
     /// As the configuration names it: a label of what is counted.
     network: Network,
     id: AtomicU64,
+    /// Of an asker that has time.
+    pace: Option<Arc<Pace>>,
 }
 
 #[derive(Deserialize)]
@@ -111,7 +115,11 @@ pub(super) struct Event {
 
 impl Rpc {
     pub fn new(http: Client, url: Url, network: Network) -> Rpc {
-        Rpc { http, url, network, id: AtomicU64::new(1) }
+        Rpc { http, url, network, id: AtomicU64::new(1), pace: None }
+    }
+
+    pub fn paced(&self, pace: Arc<Pace>) -> Rpc {
+        Rpc { pace: Some(pace), ..Rpc::new(self.http.clone(), self.url.clone(), self.network.clone()) }
     }
 
     /// The host alone: a path may hold an access key.
@@ -120,6 +128,9 @@ impl Rpc {
     }
 
     pub async fn call<T: DeserializeOwned>(&self, method: &str, params: &serde_json::Value) -> Result<T, ChainError> {
+        if let Some(pace) = &self.pace {
+            pace.turn().await;
+        }
         let answer = self.ask(method, params).await;
         let result = match &answer {
             Ok(_) => "ok",

@@ -10,6 +10,8 @@ mod pooled;
 mod races;
 mod rights;
 mod server;
+#[cfg(feature = "roles")]
+mod sweepers;
 
 use std::sync::Arc;
 
