@@ -24,9 +24,13 @@ impl PostgresLedger {
             _ => None,
         };
         if sealed.as_ref().is_none_or(|body| body.len() <= LONGEST_IN_A_BATCH) {
-            let answer = self.lanes.settle(lanes::End::of(&request, sealed.as_deref()))?;
-            if let Ok(Answer::Said(ended)) = answer.await {
-                return ended;
+            match self.lanes.settle(lanes::End::of(&request, sealed.as_deref()))?.await {
+                Ok(Answer::Said(ended)) => return ended,
+                Ok(Answer::Alone(mut turn)) => {
+                    turn.comes(self.options.lock_timeout).await;
+                    return attempts!(tries = repeatable, self.try_settle(&request, sealed.as_deref()));
+                }
+                Err(_) => {}
             }
         }
         attempts!(tries = repeatable, self.try_settle(&request, sealed.as_deref()))

@@ -51,10 +51,16 @@ impl PostgresLedger {
         }
         // The same in every run: by it a run knows the row of an earlier one.
         let token = self.world.random();
-        match self.lanes.reserve(Hold::of(intent, token))?.await {
-            Ok(Answer::Said(decided)) => decided,
-            Ok(Answer::Alone) | Err(_) => attempts!(tries = repeatable, self.try_decide(intent, token)),
-        }
+        let answer = self.lanes.reserve(Hold::of(intent, token))?.await;
+        let _turn = match answer {
+            Ok(Answer::Said(decided)) => return decided,
+            Ok(Answer::Alone(mut turn)) => {
+                turn.comes(self.options.lock_timeout).await;
+                Some(turn)
+            }
+            Err(_) => None,
+        };
+        attempts!(tries = repeatable, self.try_decide(intent, token))
     }
 
     /// One reservation, one transaction: what a batch left to it, which may have taken effect nevertheless.

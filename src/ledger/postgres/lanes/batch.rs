@@ -13,7 +13,7 @@ use tokio_postgres::error::{Severity, SqlState};
 use tokio_postgres::types::ToSql;
 
 use super::decide::{self, HoldVerdict, Known, Limits, Plan, Read};
-use super::entry::{Answer, End, Entry, Hold};
+use super::entry::{Answer, End, Entry, Hold, Turns};
 use super::statements::{Ask, Statements};
 use super::{Lane, add};
 use crate::ledger::limits::WindowKey;
@@ -173,7 +173,8 @@ pub(super) async fn run(lane: &Lane, connection: &mut Option<Connection>, batch:
         Err(Some(error)) => batch.into_iter().for_each(|entry| entry.fail(&error)),
         Err(None) => {
             add(&lane.figures.alone, batch.len());
-            batch.into_iter().for_each(Entry::alone);
+            let mut turns = Turns::default();
+            batch.into_iter().for_each(|entry| entry.alone(&mut turns));
         }
     }
 }
@@ -576,10 +577,10 @@ fn answer(lane: &Lane, batch: Vec<Entry>, written: Written) {
             .filter(|entry| matches!(entry, Entry::Hold(hold, ..) if done.contains(&hold.payment_id)))
             .count();
     let (mut holds, mut ends) = (plan.holds.into_iter(), plan.ends.into_iter());
-    let mut alone = 0;
+    let (mut alone, mut turns) = (0, Turns::default());
     for entry in batch {
         match entry {
-            Entry::Hold(hold, reply, _) => {
+            Entry::Hold(hold, reply, since) => {
                 let decided = match holds.next() {
                     Some(HoldVerdict::Fresh(lease)) if done.contains(&hold.payment_id) => Some(Decision::Fresh(lease)),
                     Some(HoldVerdict::Mine(lease)) => Some(Decision::Fresh(lease)),
@@ -598,14 +599,21 @@ fn answer(lane: &Lane, batch: Vec<Entry>, written: Written) {
                     Some(HoldVerdict::Said(decision)) => Some(decision),
                     Some(HoldVerdict::Fresh(_) | HoldVerdict::Alone) | None => None,
                 };
-                alone += usize::from(decided.is_none());
-                let answer = decided.map_or(Answer::Alone, |decision| Answer::Said(Ok(decision)));
-                let _ = reply.send(answer);
+                match decided {
+                    Some(decision) => drop(reply.send(Answer::Said(Ok(decision)))),
+                    None => {
+                        alone += 1;
+                        Entry::Hold(hold, reply, since).alone(&mut turns);
+                    }
+                }
             }
-            Entry::End(end, reply, _) => {
-                let settled = ends.next() == Some(true) && done.contains(&end.payment_id);
-                alone += usize::from(!settled);
-                let _ = reply.send(if settled { Answer::Said(Ok(SettleOutcome::Settled)) } else { Answer::Alone });
+            Entry::End(end, reply, since) => {
+                if ends.next() == Some(true) && done.contains(&end.payment_id) {
+                    let _ = reply.send(Answer::Said(Ok(SettleOutcome::Settled)));
+                } else {
+                    alone += 1;
+                    Entry::End(end, reply, since).alone(&mut turns);
+                }
             }
         }
     }

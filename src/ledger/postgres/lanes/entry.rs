@@ -1,5 +1,8 @@
 //! What waits in a lane: a reservation or a settlement, and whom to tell.
 
+use std::collections::BTreeMap;
+use std::time::Duration;
+
 use tokio::sync::oneshot;
 use tokio::time::Instant;
 
@@ -11,8 +14,36 @@ use crate::money::{AgentId, Amount, IdempotencyKey, PaymentId, Unit};
 #[derive(Debug)]
 pub(in crate::ledger::postgres) enum Answer<T> {
     Said(Result<T, LedgerError>),
-    /// The entry is for a transaction of its own. An earlier run may have taken effect.
-    Alone,
+    /// The entry is for a transaction of its own, when its turn comes. An earlier run may have taken effect.
+    Alone(Turn),
+}
+
+/// Entries of a batch that concern each other end by themselves in the order of their arrival: whoever comes second finds
+/// what the first one left. The turn is over when this is dropped.
+#[derive(Debug)]
+pub(in crate::ledger::postgres) struct Turn {
+    before: Option<oneshot::Receiver<()>>,
+    _over: oneshot::Sender<()>,
+}
+
+impl Turn {
+    /// No longer than `patience`: the order is a courtesy, and the one before may wait for a lock, or be polled no more.
+    pub async fn comes(&mut self, patience: Duration) {
+        if let Some(before) = self.before.take() {
+            let _ = tokio::time::timeout(patience, before).await;
+        }
+    }
+}
+
+/// The last turn of each agent's reservations, and of each payment's settlements.
+#[derive(Default)]
+pub(super) struct Turns(BTreeMap<String, oneshot::Receiver<()>>);
+
+impl Turns {
+    fn next(&mut self, of: &str) -> Turn {
+        let (over, after) = oneshot::channel();
+        Turn { before: self.0.insert(of.to_owned(), after), _over: over }
+    }
 }
 
 type Reply<T> = oneshot::Sender<Answer<T>>;
@@ -137,10 +168,11 @@ impl Entry {
         }
     }
 
-    pub(super) fn alone(self) {
+    /// In the order of arrival.
+    pub(super) fn alone(self, turns: &mut Turns) {
         match self {
-            Entry::Hold(_, reply, _) => drop(reply.send(Answer::Alone)),
-            Entry::End(_, reply, _) => drop(reply.send(Answer::Alone)),
+            Entry::Hold(hold, reply, _) => drop(reply.send(Answer::Alone(turns.next(hold.agent.as_str())))),
+            Entry::End(end, reply, _) => drop(reply.send(Answer::Alone(turns.next(&end.id)))),
         }
     }
 }
