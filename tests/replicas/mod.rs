@@ -2,7 +2,11 @@
 #![allow(clippy::disallowed_methods, reason = "the clients here are the outside world")]
 
 mod handed_over;
+#[cfg(feature = "sandbox")]
+mod official;
 mod one;
+#[cfg(feature = "sandbox")]
+mod paid;
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -16,7 +20,7 @@ use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
 use tollway::http::{Client, Destination, Limits, Tls};
 use tollway::mcp::serve::{Bounds, serve, serve_within};
-use tollway::mcp::{Authenticator, LegacySse, Relay, Settings, StaticKeys, fronts};
+use tollway::mcp::{Authenticator, Handler, LegacySse, Relay, Settings, StaticKeys, fronts};
 use tollway::ports::machine;
 use tollway::seal::KeyRing;
 
@@ -73,6 +77,14 @@ pub struct Answer {
 
 impl Replica {
     pub async fn start(plan: Plan) -> Replica {
+        let fixture = Arc::<Fixture>::default();
+        let mut replica = Replica::before(fixture.clone(), plan).await;
+        replica.fixture = fixture;
+        replica
+    }
+
+    /// Of another handler than the fixture.
+    pub async fn before(handler: Arc<dyn Handler>, plan: Plan) -> Replica {
         let (world, _) = machine::world();
         let shutdown = CancellationToken::new();
         let (listener, relays) =
@@ -86,15 +98,14 @@ impl Replica {
         (plan.settings)(&mut settings);
         let keys = StaticKeys::parse(&format!("alice:{ALICE},bob:{BOB}")).unwrap();
         let authenticator = if plan.public { Authenticator::Public } else { Authenticator::keys(keys) };
-        let fixture = Arc::<Fixture>::default();
-        let all = fronts(settings, fixture.clone(), authenticator);
+        let all = fronts(settings, handler, authenticator);
         let (listener, end) = (machine::TcpListener(listener), shutdown.clone());
         let spawn = world.spawn.clone();
         spawn.spawn(Box::pin(serve_within(plan.bounds, listener, world.clone(), all.public, end.clone())));
         if let Some(app) = all.relay {
             spawn.spawn(Box::pin(serve(machine::TcpListener(relays), world, app, end)));
         }
-        Replica { addr, relay, fixture, shutdown }
+        Replica { addr, relay, fixture: Arc::default(), shutdown }
     }
 
     pub async fn of(ring: &KeyRing) -> Replica {
