@@ -71,7 +71,7 @@ impl Cluster {
                 facilitator: Line::to(market.facilitator_port).await?,
                 signer: Line::to(market.signer_port).await?,
             };
-            let at = Ports { agents: free_port()?, probe: free_port()? };
+            let at = Ports { agents: free_port()?, probe: free_port()?, relay: free_port()? };
             let configuration = configuration(at, &lines, &market, &plan.agents, ledger);
             let ports: Vec<u16> = lines.databases.iter().map(|line| line.port).collect();
             let listed: Vec<_> = keys.iter().map(|(name, key)| format!("{name}:{key}")).collect();
@@ -148,6 +148,9 @@ fn configuration(at: Ports, lines: &Lines, market: &Market, agents: &[(String, u
             "max_concurrent_requests": 2_000,
             "drain_ms": 10_000,
             "unready_wait_ms": 1_000,
+            "legacy_sse": true,
+            "relay_port": at.relay,
+            "advertise": format!("127.0.0.1:{}", at.relay),
         },
         "probe": {"port": at.probe, "interval_ms": 500},
         "signer": {

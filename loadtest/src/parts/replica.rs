@@ -30,6 +30,8 @@ pub struct Ports {
     pub agents: u16,
     /// Of whoever asks whether it is ready.
     pub probe: u16,
+    /// Of the other replicas: messages of streams that are here (`http.legacy_sse`).
+    pub relay: u16,
 }
 
 /// By what a replica reaches the others.

@@ -14,7 +14,11 @@ const MAX_BODY: usize = 4 << 20;
 /// Says what was seen instead of an answer.
 pub type Seen<T> = Result<T, String>;
 
-pub struct Wire(BufReader<TcpStream>);
+pub struct Wire {
+    stream: BufReader<TcpStream>,
+    /// Of a chunk that was given back: a proxy may join what a server sent in two.
+    back: String,
+}
 
 #[derive(Debug)]
 pub struct Head {
@@ -65,7 +69,7 @@ impl Wire {
     pub async fn to(port: u16) -> Seen<Wire> {
         let stream = in_time("connecting", TcpStream::connect(("127.0.0.1", port))).await?;
         let _ = stream.set_nodelay(true);
-        Ok(Wire(BufReader::new(stream)))
+        Ok(Wire { stream: BufReader::new(stream), back: String::new() })
     }
 
     /// Sends the request with these headers, `Host` and a length added, and reads the answer's head.
@@ -83,7 +87,7 @@ impl Wire {
         }
         text.push_str("\r\n");
         text.push_str(body);
-        in_time("sending", self.0.write_all(text.as_bytes())).await?;
+        in_time("sending", self.stream.write_all(text.as_bytes())).await?;
         let start = self.line("the answer").await?;
         let status = start.strip_prefix("HTTP/1.1 ").and_then(|rest| rest.get(..3)).and_then(|code| code.parse().ok());
         let status = status.ok_or_else(|| format!("the answer: no status in {start:?}"))?;
@@ -112,20 +116,34 @@ impl Wire {
             let length = head.header("content-length").and_then(|value| value.parse().ok());
             let length: usize = length.ok_or_else(|| format!("the body: no length in {head:?}"))?;
             body.resize(length.min(MAX_BODY), 0);
-            in_time("the body", self.0.read_exact(&mut body)).await?;
+            in_time("the body", self.stream.read_exact(&mut body)).await?;
         }
         let body = String::from_utf8(body).map_err(|_| "the body: no UTF-8".to_owned())?;
         Ok(Reply { head, body })
     }
 
+    /// The next chunk of a stream up to its first blank line, which ends an event; the rest of it comes next.
+    pub async fn first(&mut self) -> Seen<Option<String>> {
+        let chunk = self.chunk(PATIENCE).await?;
+        Ok(chunk.map(|mut chunk| {
+            if let Some(end) = chunk.find("\n\n") {
+                self.back = chunk.split_off(end + 2);
+            }
+            chunk
+        }))
+    }
+
     /// The next chunk of a stream; `None` at its proper end. A stream that breaks off is an error.
     pub async fn chunk(&mut self, within: Duration) -> Seen<Option<String>> {
+        if !self.back.is_empty() {
+            return Ok(Some(std::mem::take(&mut self.back)));
+        }
         let read = async {
             let size = self.line("a chunk").await?;
             let size = usize::from_str_radix(size.split(';').next().unwrap_or_default().trim(), 16);
             let size = size.ok().filter(|size| *size <= MAX_BODY).ok_or("a chunk: no size")?;
             let mut chunk = vec![0; size + 2];
-            in_time("a chunk", self.0.read_exact(&mut chunk)).await?;
+            in_time("a chunk", self.stream.read_exact(&mut chunk)).await?;
             chunk.truncate(size);
             String::from_utf8(chunk).map_err(|_| "a chunk: no UTF-8".to_owned())
         };
@@ -137,7 +155,7 @@ impl Wire {
 
     async fn line(&mut self, what: &str) -> Seen<String> {
         let mut line = String::new();
-        let mut limited = (&mut self.0).take(MAX_LINE);
+        let mut limited = (&mut self.stream).take(MAX_LINE);
         // Between two events of a stream nothing may come for long: the caller has the clock.
         let read = limited.read_line(&mut line).await.map_err(|error| format!("{what}: {error}"))?;
         if read == 0 {

@@ -16,8 +16,8 @@ pub const STATELESS: &str = "2026-07-28";
 pub const HANDSHAKE: [&str; 3] = ["2025-11-25", "2025-06-18", "2025-03-26"];
 const PATH: &str = "/mcp";
 const BOTH: &str = "application/json, text/event-stream";
-const SEARCH: &str = "x402_search_resources";
-const BUDGET: &str = "x402_get_budget";
+pub const SEARCH: &str = "x402_search_resources";
+pub const BUDGET: &str = "x402_get_budget";
 
 /// Whom a request goes to.
 #[derive(Clone)]
@@ -88,7 +88,7 @@ impl Caller {
     }
 
     /// An id that no other request of any client has: a string, or an integer.
-    fn id(&mut self) -> Value {
+    pub fn id(&mut self) -> Value {
         self.sent += 1;
         match self.sent % 2 {
             0 => json!(format!("{}/{}", self.name, self.sent)),
@@ -96,7 +96,7 @@ impl Caller {
         }
     }
 
-    fn count(&self, revision: &'static str) {
+    pub fn count(&self, revision: &'static str) {
         *lock(&self.tally).requests.entry(revision).or_default() += 1;
     }
 
@@ -189,13 +189,13 @@ impl Caller {
         Ok((id, reply))
     }
 
-    fn call(&self, tool: &str) -> Value {
+    pub fn call(&self, tool: &str) -> Value {
         let arguments = if tool == SEARCH { json!({"query": "weather city"}) } else { json!({}) };
         json!({"name": tool, "arguments": arguments})
     }
 
     /// That the answer is to this call, and to this agent.
-    fn check_call(&self, tool: &str, result: &Value) -> Seen<()> {
+    pub fn check_call(&self, tool: &str, result: &Value) -> Seen<()> {
         let output = &result["structuredContent"];
         let text = result.pointer("/content/0/text").and_then(Value::as_str).unwrap_or_default();
         let right = match tool {
@@ -348,7 +348,7 @@ impl Caller {
         if head.status != 200 {
             return Err(format!("subscriptions/listen: {}", wire.rest(head).await?.shown()));
         }
-        match wire.chunk(PATIENCE).await? {
+        match wire.first().await? {
             Some(first) if first.contains("notifications/subscriptions/acknowledged") => Ok((wire, id)),
             first => Err(format!("subscriptions/listen: {first:?}")),
         }
@@ -404,7 +404,7 @@ pub async fn open(at: u16, bearer: &str, revision: &str, token: &str) -> Seen<Wi
         if head.status != 200 || head.header("content-type") != Some("text/event-stream") {
             return Err(wire.rest(head).await?.shown());
         }
-        match wire.chunk(PATIENCE).await? {
+        match wire.first().await? {
             Some(first) if first.starts_with(':') => Ok(wire),
             first => Err(format!("it begins with {first:?}")),
         }
@@ -457,7 +457,7 @@ pub fn message(reply: &Reply, id: &Value) -> Seen<Value> {
     }
 }
 
-fn check_list(result: &Value, stateless: bool) -> Seen<()> {
+pub fn check_list(result: &Value, stateless: bool) -> Seen<()> {
     let names: Vec<&str> =
         result["tools"].as_array().into_iter().flatten().filter_map(|tool| tool["name"].as_str()).collect();
     let said = ["resultType", "ttlMs", "cacheScope"].into_iter().filter(|name| !result[*name].is_null()).count();

@@ -4,6 +4,7 @@
 
 mod caller;
 mod memory;
+mod sse;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -93,6 +94,8 @@ pub async fn run(mut args: Args) -> Result<Report> {
     restart_figures["restarts"] = json!(restarts);
     restart_figures["streamsEndedByAStop"] = json!(streams);
 
+    let legacy = legacy(&mut cluster, &ports, &args, &mut broken).await?;
+
     eprintln!("waiting until every replica has heard of the ended sessions");
     tokio::time::sleep(HEARD).await;
     let mut asked = json!({});
@@ -145,7 +148,7 @@ pub async fn run(mut args: Args) -> Result<Report> {
                 "warmKiB": memory.warm, "mostKiB": memory.most, "endKiB": memory.end, "boundKiB": memory.bound(),
                 "failures": memory.failures.len(),
             },
-            "legacySse": Value::Null,
+            "legacySse": legacy,
         }),
         &broken,
     ))
@@ -172,6 +175,38 @@ fn callers_of<'a>(cluster: &'a Cluster, route: &'a Route, tally: &'a Shared) -> 
 
 fn callers(cluster: &Cluster, route: &Route, tally: &Shared) -> Vec<Caller> {
     callers_of(cluster, route, tally).collect()
+}
+
+/// The transport of 2024-11-05, without a kill and through one.
+async fn legacy(cluster: &mut Cluster, ports: &[u16], args: &Args, broken: &mut Broken) -> Result<Value> {
+    let route = Route::Turns(ports.to_vec());
+    let straight = Shared::default();
+    let begun = Instant::now();
+    sse::straight(callers(cluster, &route, &straight), ports, args.rounds).await?;
+    let straight = figures("2024-11-05", &straight, begun, broken);
+
+    let killed = Shared::default();
+    let begun = Instant::now();
+    let last = cluster.replicas.len() - 1;
+    let kill = sse::Kill { victim: ports[last], done: CancellationToken::new(), over: CancellationToken::new() };
+    let playing = sse::through_a_kill(callers(cluster, &route, &killed), ports, &kill);
+    tokio::time::sleep(BETWEEN * 3).await;
+    kill.done.cancel();
+    cluster.replicas[last].kill().await?;
+    tokio::time::sleep(BETWEEN * 3).await;
+    kill.over.cancel();
+    let (mut lost, mut there) = (0, 0);
+    for (n, played) in join_all(playing).await.into_iter().enumerate() {
+        lost += played.doing("a client")?;
+        there += u64::from(n % ports.len() == last);
+    }
+    cluster.replicas[last].start().await?;
+    if lost != there {
+        broken.note("a killed replica's streams are lost once, and no others", format!("{lost} of {there}"));
+    }
+    let mut through = figures("2024-11-05, while a replica is killed", &killed, begun, broken);
+    through["streamsOfTheKilledReplica"] = json!(lost);
+    Ok(json!({"straight": straight, "kill": through}))
 }
 
 /// Every replica is told to end and started again, one after the other, while all clients go on; the number of restarts,
