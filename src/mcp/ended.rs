@@ -2,7 +2,7 @@
 //! knew a moment ago, so that the calls of a living session ask nobody.
 
 use std::collections::BTreeMap;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use tokio::time::Instant;
@@ -20,10 +20,8 @@ const TIDY: Duration = Duration::from_secs(1);
 /// Beyond so many sessions at once the handler is asked more often; nothing else changes.
 const MAX_SEEN: usize = 10_000;
 
-#[derive(Default)]
-pub(super) struct Sessions {
-    seen: Mutex<Table>,
-}
+#[derive(Default, Clone)]
+pub(super) struct Sessions(Arc<Mutex<Table>>);
 
 #[derive(Default)]
 struct Table {
@@ -32,9 +30,40 @@ struct Table {
 }
 
 struct Seen {
-    asked: Instant,
+    /// `None`: nobody was asked yet, there is only a stream that is about to be opened.
+    asked: Option<Instant>,
     /// Cancelled when the session has ended: its streams close.
     end: CancellationToken,
+    /// Open ones. While there is one the session is not forgotten, however many others there are.
+    streams: usize,
+}
+
+/// An open stream of a session.
+pub(super) struct Open {
+    sessions: Sessions,
+    name: String,
+    end: CancellationToken,
+}
+
+impl Open {
+    /// The session has ended here.
+    pub async fn over(&self) {
+        self.end.cancelled().await;
+    }
+}
+
+impl Drop for Open {
+    fn drop(&mut self) {
+        if let Some(seen) = self.sessions.seen().by_name.get_mut(&self.name) {
+            seen.streams = seen.streams.saturating_sub(1);
+        }
+    }
+}
+
+impl Seen {
+    fn asked_within(&self, span: Duration) -> bool {
+        self.asked.is_some_and(|asked| asked.elapsed() < span)
+    }
 }
 
 impl Table {
@@ -45,51 +74,72 @@ impl Table {
         self.tidied = Some(Instant::now());
         self.by_name.retain(|_, seen| {
             let keep = if seen.end.is_cancelled() { REMEMBERED } else { FRESH };
-            seen.asked.elapsed() < keep
+            seen.streams > 0 || seen.asked_within(keep)
         });
+    }
+
+    /// `None`: there is no room for a newcomer.
+    fn entry(&mut self, name: &str) -> Option<&mut Seen> {
+        if self.by_name.len() >= MAX_SEEN && !self.by_name.contains_key(name) {
+            self.tidy();
+            if self.by_name.len() >= MAX_SEEN {
+                return None;
+            }
+        }
+        Some(self.always(name))
+    }
+
+    fn always(&mut self, name: &str) -> &mut Seen {
+        let fresh = || Seen { asked: None, end: CancellationToken::new(), streams: 0 };
+        self.by_name.entry(name.to_owned()).or_insert_with(fresh)
     }
 }
 
 impl Sessions {
     fn seen(&self) -> MutexGuard<'_, Table> {
-        self.seen.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The session lives, as far as anybody knows at this moment. The token is cancelled when it ends here.
-    pub(super) fn lives(&self, name: &str) -> CancellationToken {
-        let mut seen = self.seen();
-        if seen.by_name.len() >= MAX_SEEN && !seen.by_name.contains_key(name) {
-            seen.tidy();
-            if seen.by_name.len() >= MAX_SEEN {
-                return CancellationToken::new();
-            }
-        }
-        let fresh = || Seen { asked: Instant::now(), end: CancellationToken::new() };
-        let entry = seen.by_name.entry(name.to_owned()).or_insert_with(fresh);
-        entry.asked = Instant::now();
-        entry.end.clone()
+    /// The session lives, as far as anybody knows at this moment. `false`: it has ended here.
+    pub(super) fn lives(&self, name: &str) -> bool {
+        self.seen().entry(name).is_none_or(|seen| {
+            seen.asked = Some(Instant::now());
+            !seen.end.is_cancelled()
+        })
     }
 
-    /// `None`: the session has ended, here or on another replica.
-    pub(super) async fn check(&self, handler: &dyn Handler, session: &Session) -> Option<CancellationToken> {
+    /// `false`: the session has ended, here or on another replica.
+    pub(super) async fn check(&self, handler: &dyn Handler, session: &Session) -> bool {
         if let Some(seen) = self.seen().by_name.get(&session.name) {
             if seen.end.is_cancelled() {
-                return None;
+                return false;
             }
-            if seen.asked.elapsed() < FRESH {
-                return Some(seen.end.clone());
+            if seen.asked_within(FRESH) {
+                return true;
             }
         }
         if handler.session_ended(&session.name).await {
             self.ended(&session.name);
-            return None;
+            return false;
         }
-        let end = self.lives(&session.name);
-        (!end.is_cancelled()).then_some(end)
+        self.lives(&session.name)
+    }
+
+    /// Before the session is checked: an end that comes in between ends the stream. Whoever opens streams bounds them.
+    pub(super) fn open(&self, name: &str) -> Open {
+        let mut seen = self.seen();
+        let known = seen.always(name);
+        known.streams += 1;
+        let end = known.end.clone();
+        drop(seen);
+        Open { sessions: self.clone(), name: name.to_owned(), end }
     }
 
     pub(super) fn ended(&self, name: &str) {
-        self.lives(name).cancel();
+        if let Some(seen) = self.seen().entry(name) {
+            seen.asked = Some(Instant::now());
+            seen.end.cancel();
+        }
     }
 }
 
@@ -110,9 +160,36 @@ mod tests {
         }
         assert_eq!(sessions.seen().by_name.len(), MAX_SEEN);
         tokio::time::sleep(TIDY).await;
-        assert!(sessions.lives("ended-1").is_cancelled(), "an end is not forgotten for a newcomer");
+        assert!(!sessions.lives("ended-1"), "an end is not forgotten for a newcomer");
         tokio::time::sleep(REMEMBERED).await;
         sessions.lives("new");
         assert!(sessions.seen().by_name.len() <= 2, "what is in the handler's memory need not be in ours");
+    }
+
+    /// A stream that outlived its session would be open for as long as the client waits for its end.
+    #[tokio::test(start_paused = true)]
+    async fn a_stream_ends_with_its_session_however_many_others_there_are() {
+        let sessions = Sessions::default();
+        let early = sessions.open("early");
+        sessions.lives("early");
+        for n in 0..MAX_SEEN {
+            sessions.lives(&format!("crowd-{n}"));
+        }
+        let (late, twin) = (sessions.open("late"), sessions.open("late"));
+        tokio::time::sleep(FRESH * 2).await;
+        for n in 0..MAX_SEEN {
+            sessions.lives(&format!("second crowd-{n}"));
+        }
+        drop(twin);
+        for (name, open) in [("early", early), ("late", late)] {
+            let waits = tokio::time::timeout(FRESH, open.over()).await;
+            assert!(waits.is_err(), "{name} lives");
+            sessions.ended(name);
+            let over = tokio::time::timeout(FRESH, open.over()).await;
+            assert!(over.is_ok(), "{name} has ended");
+        }
+        tokio::time::sleep(REMEMBERED).await;
+        sessions.lives("new");
+        assert_eq!(sessions.seen().by_name.len(), 1, "streams that are gone keep nothing");
     }
 }

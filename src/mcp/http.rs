@@ -25,13 +25,12 @@ use http_body_util::BodyExt as _;
 use serde_json::value::RawValue;
 use tokio::sync::{Semaphore, mpsc};
 use tokio::time::{Instant, sleep_until, timeout};
-use tokio_util::sync::CancellationToken;
 
 use super::auth::{Denied, WELL_KNOWN};
 use super::body::{AnswerBody, Permit, Withdraw, sse_event};
 use super::counted;
 use super::dispatch::{Answer, Call, Event, Front};
-use super::ended::Sessions;
+use super::ended::{Open, Sessions};
 use super::envelope::{self, Envelope, Fault, Incoming};
 use super::rate::{Buckets, Peer, RateLimit};
 use super::session::{self, Session};
@@ -187,7 +186,7 @@ impl Door {
         if !headers.contains_key(headers::SESSION_ID) {
             return Err(Box::new(method_not_allowed("POST")));
         }
-        let (session, over) = self.living(headers, agent.as_ref(), None).await?;
+        let (session, open) = self.stream(headers, agent.as_ref()).await?;
         if !access::accept(headers).stream {
             let error = RpcError::invalid_request("GET is answered with text/event-stream only");
             return Err(Box::new(refuse(StatusCode::NOT_ACCEPTABLE, None, &error)));
@@ -197,7 +196,7 @@ impl Door {
         let left = session.expires_ms.saturating_sub(self.front.settings.world.unix_ms());
         let expired = Instant::now() + Duration::from_millis(left);
         let close = Box::pin(async move {
-            let (over, expired) = (pin!(over.cancelled()), pin!(sleep_until(expired)));
+            let (over, expired) = (pin!(open.over()), pin!(sleep_until(expired)));
             select(pin!(ended.cancelled()), select(over, expired)).await;
         });
         Ok(AnswerBody::idle(&self.front, close, permit).into_response(StatusCode::OK))
@@ -514,21 +513,17 @@ impl Door {
         agent: Option<&AgentId>,
         id: Option<&RawValue>,
     ) -> Result<Session, Refused> {
-        Ok(self.living(headers, agent, id).await?.0)
-    }
-
-    /// The session, and what is cancelled when it ends.
-    async fn living(
-        &self,
-        headers: &HeaderMap,
-        agent: Option<&AgentId>,
-        id: Option<&RawValue>,
-    ) -> Result<(Session, CancellationToken), Refused> {
         let session = self.verified(headers, agent, id)?;
         match self.sessions.check(&*self.front.handler, &session).await {
-            Some(end) => Ok((session, end)),
-            None => Err(not_found(id)),
+            true => Ok(session),
+            false => Err(not_found(id)),
         }
+    }
+
+    /// The same for a stream, which ends with its session.
+    async fn stream(&self, headers: &HeaderMap, agent: Option<&AgentId>) -> Result<(Session, Open), Refused> {
+        let open = self.sessions.open(&self.verified(headers, agent, None)?.name);
+        Ok((self.session(headers, agent, None).await?, open))
     }
 
     /// What a good token says; whether the session was ended is another question.

@@ -274,7 +274,9 @@ impl Caller {
         let reply = once(at, "DELETE", PATH, &headers, "").await?;
         expect(reply.head.status == 204, "DELETE", &reply)?;
         if let Route::Turns(_) = self.route {
-            let said = to_its_end(&mut stream).await?;
+            // Signs of life would make the wait endless.
+            let said = tokio::time::timeout(PATIENCE, to_its_end(&mut stream)).await;
+            let said = said.map_err(|_| "a stream outlives its session")??;
             if !said.contains("retry:") {
                 return Err(format!("a stream that ended with its session said {said:?}"));
             }
