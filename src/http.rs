@@ -4,6 +4,8 @@
 mod address;
 mod client;
 mod connect;
+#[cfg(feature = "roles")]
+mod listener;
 mod tls;
 
 #[cfg(test)]
@@ -17,6 +19,8 @@ use tokio_rustls::TlsConnector;
 
 pub use address::address_allowed;
 pub use client::{Client, Streaming};
+#[cfg(feature = "roles")]
+pub use listener::TlsListener;
 #[cfg(feature = "postgres")]
 pub(crate) use tls::database_tls;
 pub use tls::{tls, tls_as};

@@ -1,22 +1,14 @@
 //! HTTPS for the local nodes: the official Stellar client speaks to nothing else. The authority and its certificate
 //! are made at start, live in memory, and are good for this machine's loopback names only.
 
-use std::io;
 use std::sync::Arc;
-use std::time::Duration;
 
-use futures_util::future::{BoxFuture, Either, select};
-use futures_util::stream::{FuturesUnordered, StreamExt as _};
 use rcgen::{BasicConstraints, CertificateParams, DnType, IsCa, Issuer, KeyPair, KeyUsagePurpose};
 use rustls::ServerConfig;
 use rustls_pki_types::{PrivateKeyDer, PrivatePkcs8KeyDer};
-use tokio_rustls::TlsAcceptor;
 
-use crate::ports::{BoxIo, Listener};
-
-const HANDSHAKE: Duration = Duration::from_secs(10);
-/// Handshakes under way at once; further connections wait in the operating system's queue.
-const HANDSHAKES: usize = 64;
+use crate::http::TlsListener;
+use crate::ports::Listener;
 
 #[derive(Debug, thiserror::Error)]
 pub enum TlsError {
@@ -28,7 +20,7 @@ pub enum TlsError {
 
 /// An authority of one certificate, for `localhost`, `127.0.0.1` and `::1`.
 pub struct Authority {
-    acceptor: TlsAcceptor,
+    config: Arc<ServerConfig>,
     ca_pem: String,
 }
 
@@ -53,7 +45,7 @@ impl Authority {
                 PrivateKeyDer::Pkcs8(PrivatePkcs8KeyDer::from(key.serialize_der())),
             )?;
         config.alpn_protocols = vec![b"http/1.1".to_vec()];
-        Ok(Authority { acceptor: TlsAcceptor::from(Arc::new(config)), ca_pem: ca_certificate.pem() })
+        Ok(Authority { config: Arc::new(config), ca_pem: ca_certificate.pem() })
     }
 
     /// What a client must trust (`NODE_EXTRA_CA_CERTS`).
@@ -61,47 +53,8 @@ impl Authority {
         &self.ca_pem
     }
 
-    pub fn listener<L: Listener>(&self, inner: L) -> TlsListener<L> {
-        TlsListener { inner, acceptor: self.acceptor.clone(), handshakes: FuturesUnordered::new() }
+    pub fn listener<L: Listener>(&self, inner: L) -> impl Listener + use<L> {
+        let config = self.config.clone();
+        TlsListener::new(inner, move || config.clone())
     }
-}
-
-/// Gives connections whose handshake is done; a slow or broken one delays nobody.
-pub struct TlsListener<L> {
-    inner: L,
-    acceptor: TlsAcceptor,
-    handshakes: FuturesUnordered<BoxFuture<'static, Option<BoxIo>>>,
-}
-
-impl<L: Listener> Listener for TlsListener<L> {
-    fn accept(&mut self) -> BoxFuture<'_, io::Result<BoxIo>> {
-        Box::pin(async move {
-            loop {
-                if self.handshakes.is_empty() {
-                    let io = self.inner.accept().await?;
-                    self.handshakes.push(handshake(self.acceptor.clone(), io));
-                }
-                if self.handshakes.len() >= HANDSHAKES {
-                    if let Some(Some(io)) = self.handshakes.next().await {
-                        return Ok(io);
-                    }
-                    continue;
-                }
-                match select(self.handshakes.next(), self.inner.accept()).await {
-                    Either::Left((Some(Some(io)), _)) => return Ok(io),
-                    Either::Left(_) => {}
-                    Either::Right((accepted, _)) => {
-                        self.handshakes.push(handshake(self.acceptor.clone(), accepted?));
-                    }
-                }
-            }
-        })
-    }
-}
-
-fn handshake(acceptor: TlsAcceptor, io: BoxIo) -> BoxFuture<'static, Option<BoxIo>> {
-    Box::pin(async move {
-        let done = tokio::time::timeout(HANDSHAKE, acceptor.accept(io)).await;
-        done.ok()?.ok().map(|stream| Box::new(stream) as BoxIo)
-    })
 }

@@ -7,24 +7,18 @@ use std::io;
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Duration;
 
-use futures_util::future::{BoxFuture, Either, select};
-use futures_util::stream::{FuturesUnordered, StreamExt as _};
 use rcgen::{CertificateParams, DnType, ExtendedKeyUsagePurpose, IsCa, KeyPair};
 use rustls::server::WebPkiClientVerifier;
 use rustls::{RootCertStore, ServerConfig};
 use rustls_pki_types::pem::PemObject as _;
 use rustls_pki_types::{CertificateDer, PrivateKeyDer};
 use sha2::{Digest, Sha256};
-use tokio_rustls::TlsAcceptor;
 
-use crate::ports::{BoxIo, Listener, World};
+use crate::http::TlsListener;
+use crate::ports::{Listener, World};
 use crate::seal::{SealError, read_private, write_private};
 
-const HANDSHAKE: Duration = Duration::from_secs(10);
-/// Handshakes under way at once; further connections wait in the operating system's queue.
-const HANDSHAKES: usize = 64;
 /// A chain with its intermediates is a few kilobytes; a file of authorities may be larger.
 const MAX_FILE: usize = 1 << 20;
 const CERTIFICATE: &str = "signer.crt.pem";
@@ -175,8 +169,9 @@ impl Current {
         Ok(new)
     }
 
-    pub fn listener<L: Listener>(&self, inner: L) -> TlsListener<L> {
-        TlsListener { inner, current: self.clone(), handshakes: FuturesUnordered::new() }
+    pub fn listener<L: Listener>(&self, inner: L) -> impl Listener + use<L> {
+        let current = self.clone();
+        TlsListener::new(inner, move || current.get().config)
     }
 }
 
@@ -206,46 +201,4 @@ pub fn default_names(bind: IpAddr) -> Vec<String> {
         names.push(bind.to_string());
     }
     names
-}
-
-/// Gives connections whose handshake is done; a slow or broken one delays nobody.
-pub struct TlsListener<L> {
-    inner: L,
-    current: Current,
-    handshakes: FuturesUnordered<BoxFuture<'static, Option<BoxIo>>>,
-}
-
-impl<L: Listener> Listener for TlsListener<L> {
-    fn accept(&mut self) -> BoxFuture<'_, io::Result<BoxIo>> {
-        Box::pin(async move {
-            loop {
-                if self.handshakes.is_empty() {
-                    let io = self.inner.accept().await?;
-                    self.handshakes.push(handshake(&self.current, io));
-                }
-                if self.handshakes.len() >= HANDSHAKES {
-                    if let Some(Some(io)) = self.handshakes.next().await {
-                        return Ok(io);
-                    }
-                    continue;
-                }
-                match select(self.handshakes.next(), self.inner.accept()).await {
-                    Either::Left((Some(Some(io)), _)) => return Ok(io),
-                    Either::Left(_) => {}
-                    Either::Right((accepted, _)) => {
-                        let io = accepted?;
-                        self.handshakes.push(handshake(&self.current, io));
-                    }
-                }
-            }
-        })
-    }
-}
-
-fn handshake(current: &Current, io: BoxIo) -> BoxFuture<'static, Option<BoxIo>> {
-    let acceptor = TlsAcceptor::from(current.get().config);
-    Box::pin(async move {
-        let done = tokio::time::timeout(HANDSHAKE, acceptor.accept(io)).await;
-        done.ok()?.ok().map(|stream| Box::new(stream) as BoxIo)
-    })
 }
