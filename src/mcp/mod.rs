@@ -31,6 +31,8 @@ pub mod revision;
 pub mod serve;
 #[cfg(feature = "roles")]
 mod session;
+#[cfg(feature = "roles")]
+mod signed;
 pub mod stdio;
 
 #[cfg(feature = "roles")]

@@ -1,20 +1,15 @@
 //! `Mcp-Session-Id` as a signed token that holds all there is to know of a session, so that any replica with the same
 //! key ring serves it and none keeps state: revision, issue time, expiry, a random id, and the agent it belongs to.
 
-use base64::Engine as _;
-use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use sha2::{Digest, Sha256};
 
-use super::{Revision, Settings};
+use super::{Revision, Settings, signed};
 use crate::money::AgentId;
 
 const PURPOSE: &str = "mcp-session";
 const VERSION: u8 = 1;
-const TAG_BYTES: usize = 32;
-/// version, revision, issued, expires, random id, whether an agent follows
-const HEAD_BYTES: usize = 1 + 1 + 8 + 8 + 16 + 1;
-/// A longer header is no token of ours: an agent's name has at most 128 bytes.
-const MAX_TOKEN_CHARS: usize = 4 * (HEAD_BYTES + 128 + TAG_BYTES).div_ceil(3);
+/// version, revision, issued, expires, random id
+const HEAD_BYTES: usize = 1 + 1 + 8 + 8 + 16;
 
 /// What a good token says.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -29,43 +24,27 @@ pub struct Session {
 pub fn issue(settings: &Settings, revision: Revision, agent: Option<&AgentId>) -> String {
     let now = settings.world.unix_ms();
     let lifetime = u64::try_from(settings.session_lifetime.as_millis()).unwrap_or(u64::MAX);
-    let mut token = Vec::with_capacity(HEAD_BYTES + 128 + TAG_BYTES);
-    token.push(VERSION);
-    token.push(number(revision));
-    token.extend_from_slice(&now.to_be_bytes());
-    token.extend_from_slice(&now.saturating_add(lifetime).to_be_bytes());
-    token.extend_from_slice(&settings.world.random::<16>());
-    token.push(u8::from(agent.is_some()));
-    token.extend_from_slice(agent.map_or("", AgentId::as_str).as_bytes());
-    let tag = settings.ring.sign(PURPOSE, &token);
-    token.extend_from_slice(&tag);
-    URL_SAFE_NO_PAD.encode(token)
+    let mut head = Vec::with_capacity(HEAD_BYTES);
+    head.push(VERSION);
+    head.push(number(revision));
+    head.extend_from_slice(&now.to_be_bytes());
+    head.extend_from_slice(&now.saturating_add(lifetime).to_be_bytes());
+    head.extend_from_slice(&settings.world.random::<16>());
+    signed::seal(&settings.ring, PURPOSE, &head, agent)
 }
 
 /// `None` for every token that is not this agent's, not signed by the ring, or over: the caller learns no more.
 pub fn verify(settings: &Settings, token: &str, agent: Option<&AgentId>) -> Option<Session> {
-    if token.len() > MAX_TOKEN_CHARS {
-        return None;
-    }
-    let bytes = URL_SAFE_NO_PAD.decode(token).ok()?;
-    let (signed, tag) = bytes.split_at_checked(bytes.len().checked_sub(TAG_BYTES)?)?;
-    if signed.len() < HEAD_BYTES || !settings.ring.verify(PURPOSE, signed, tag) {
-        return None;
-    }
-    let (head, owner) = signed.split_at_checked(HEAD_BYTES)?;
+    let head = signed::open::<HEAD_BYTES>(&settings.ring, PURPOSE, token, agent)?;
     let (&version, rest) = head.split_first()?;
     let (&revision, rest) = rest.split_first()?;
     let (issued, rest) = rest.split_first_chunk::<8>()?;
     let (expires, rest) = rest.split_first_chunk::<8>()?;
-    let (id, rest) = rest.split_first_chunk::<16>()?;
+    let id = rest.first_chunk::<16>()?;
     let (issued_ms, expires_ms) = (u64::from_be_bytes(*issued), u64::from_be_bytes(*expires));
-    let owned = match agent {
-        None => rest == [0] && owner.is_empty(),
-        Some(agent) => rest == [1] && owner == agent.as_str().as_bytes(),
-    };
     let now = settings.world.unix_ms();
     // A token of a replica whose clock is ahead is good; one from far in the future was not issued by one of ours.
-    if version != VERSION || !owned || now >= expires_ms || issued_ms > now.saturating_add(600_000) {
+    if version != VERSION || now >= expires_ms || issued_ms > now.saturating_add(600_000) {
         return None;
     }
     let name = Sha256::digest([b"mcp-session-name:", &id[..]].concat());
@@ -90,6 +69,8 @@ fn by_number(n: u8) -> Option<Revision> {
 mod tests {
     use std::time::Duration;
 
+    use base64::Engine as _;
+    use base64::engine::general_purpose::URL_SAFE_NO_PAD;
     use tokio_util::sync::CancellationToken;
 
     use super::*;

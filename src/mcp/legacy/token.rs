@@ -4,19 +4,15 @@
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
-use base64::Engine as _;
-use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use sha2::{Digest, Sha256};
 
-use crate::mcp::Settings;
+use crate::mcp::{Settings, signed};
 use crate::money::AgentId;
 
 const PURPOSE: &str = "mcp-sse-session";
 const VERSION: u8 = 1;
-const TAG_BYTES: usize = 32;
-/// version, expires, random id, kind of address, address, port, whether an agent follows
-const HEAD_BYTES: usize = 1 + 8 + 16 + 1 + 16 + 2 + 1;
-const MAX_TOKEN_CHARS: usize = 4 * (HEAD_BYTES + 128 + TAG_BYTES).div_ceil(3);
+/// version, expires, random id, kind of address, address, port
+const HEAD_BYTES: usize = 1 + 8 + 16 + 1 + 16 + 2;
 
 /// What a good token says.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -33,48 +29,32 @@ pub fn issue(settings: &Settings, at: Option<SocketAddr>, agent: Option<&AgentId
     let lifetime = u64::try_from(settings.session_lifetime.as_millis()).unwrap_or(u64::MAX);
     let expires_ms = settings.world.unix_ms().saturating_add(lifetime);
     let id = settings.world.random::<16>();
-    let mut token = Vec::with_capacity(HEAD_BYTES + 128 + TAG_BYTES);
-    token.push(VERSION);
-    token.extend_from_slice(&expires_ms.to_be_bytes());
-    token.extend_from_slice(&id);
+    let mut head = Vec::with_capacity(HEAD_BYTES);
+    head.push(VERSION);
+    head.extend_from_slice(&expires_ms.to_be_bytes());
+    head.extend_from_slice(&id);
     let (kind, ip) = match at.map(|at| at.ip()) {
         None => (0, [0; 16]),
         Some(IpAddr::V4(ip)) => (4, ip.to_ipv6_mapped().octets()),
         Some(IpAddr::V6(ip)) => (6, ip.octets()),
     };
-    token.push(kind);
-    token.extend_from_slice(&ip);
-    token.extend_from_slice(&at.map_or(0, |at| at.port()).to_be_bytes());
-    token.push(u8::from(agent.is_some()));
-    token.extend_from_slice(agent.map_or("", AgentId::as_str).as_bytes());
-    let tag = settings.ring.sign(PURPOSE, &token);
-    token.extend_from_slice(&tag);
-    (URL_SAFE_NO_PAD.encode(token), Ticket { name: name(&id), expires_ms, at })
+    head.push(kind);
+    head.extend_from_slice(&ip);
+    head.extend_from_slice(&at.map_or(0, |at| at.port()).to_be_bytes());
+    (signed::seal(&settings.ring, PURPOSE, &head, agent), Ticket { name: name(&id), expires_ms, at })
 }
 
 /// `None` for every token that is not this agent's, not signed by the ring, or over: the caller learns no more.
 pub fn verify(settings: &Settings, token: &str, agent: Option<&AgentId>) -> Option<Ticket> {
-    if token.len() > MAX_TOKEN_CHARS {
-        return None;
-    }
-    let bytes = URL_SAFE_NO_PAD.decode(token).ok()?;
-    let (signed, tag) = bytes.split_at_checked(bytes.len().checked_sub(TAG_BYTES)?)?;
-    if signed.len() < HEAD_BYTES || !settings.ring.verify(PURPOSE, signed, tag) {
-        return None;
-    }
-    let (head, owner) = signed.split_at_checked(HEAD_BYTES)?;
+    let head = signed::open::<HEAD_BYTES>(&settings.ring, PURPOSE, token, agent)?;
     let (&version, rest) = head.split_first()?;
     let (expires, rest) = rest.split_first_chunk::<8>()?;
     let (id, rest) = rest.split_first_chunk::<16>()?;
     let (&kind, rest) = rest.split_first()?;
     let (ip, rest) = rest.split_first_chunk::<16>()?;
-    let (port, rest) = rest.split_first_chunk::<2>()?;
-    let owned = match agent {
-        None => rest == [0] && owner.is_empty(),
-        Some(agent) => rest == [1] && owner == agent.as_str().as_bytes(),
-    };
+    let port = rest.first_chunk::<2>()?;
     let expires_ms = u64::from_be_bytes(*expires);
-    if version != VERSION || !owned || settings.world.unix_ms() >= expires_ms {
+    if version != VERSION || settings.world.unix_ms() >= expires_ms {
         return None;
     }
     let ip = Ipv6Addr::from(*ip);
@@ -94,6 +74,8 @@ fn name(id: &[u8; 16]) -> String {
 
 #[cfg(test)]
 mod tests {
+    use base64::Engine as _;
+    use base64::engine::general_purpose::URL_SAFE_NO_PAD;
     use tokio_util::sync::CancellationToken;
 
     use super::*;
