@@ -1,24 +1,12 @@
 //! A primary with a synchronous standby: the primary dies under load, the standby takes over, and nothing that was
 //! answered is lost.
 
-use std::sync::atomic::{AtomicBool, Ordering};
-
-use futures_util::future::join_all;
 use tokio::time::Instant;
 
 use super::server::Server;
+use super::told::{call, what_was_told_holds};
 use super::*;
 use crate::ledger::table::{CALL, amount, limit};
-
-fn call(lane: u8, round: u32) -> Intent {
-    let mut intent = CALL.intent();
-    let mut bytes = [lane; 32];
-    bytes[..4].copy_from_slice(&round.to_be_bytes());
-    intent.payment_id = PaymentId::from_bytes(bytes);
-    intent.quote.call_hash = bytes;
-    intent.authorization.nonce = format!("{lane}-{round}");
-    intent
-}
 
 async fn cluster() -> (Server, Server) {
     let settings = "synchronous_standby_names = '*'\nsynchronous_commit = on\nfsync = off";
@@ -45,31 +33,6 @@ async fn a_standby_takes_over_and_nothing_that_was_answered_is_lost() {
     let reader = PostgresLedger::connect(&alone, world(), None, options()).await.unwrap();
     assert!(reader.ping().await.unwrap_err().to_string().contains("read-only"));
 
-    let stopped = AtomicBool::new(false);
-    let caller = async |lane: u8| {
-        let mut told = Vec::new();
-        for round in 0u32.. {
-            if stopped.load(Ordering::SeqCst) {
-                break;
-            }
-            let intent = call(lane, round);
-            let reserved = matches!(ledger.decide(&intent).await, Ok(Decision::Fresh(_)));
-            let request = SettleRequest {
-                payment_id: intent.payment_id,
-                amount: amount("60"),
-                transaction: None,
-                evidence: Evidence::Receipt,
-                outcome: Some(b"output"),
-                unfinished: false,
-            };
-            let settled = reserved && matches!(ledger.settle(request).await, Ok(SettleOutcome::Settled));
-            told.push((intent.payment_id, reserved, settled));
-            if !reserved {
-                tokio::time::sleep(Duration::from_millis(20)).await;
-            }
-        }
-        told
-    };
     let operator = async {
         tokio::time::sleep(Duration::from_millis(500)).await;
         let promoted = tokio::task::spawn_blocking(move || {
@@ -86,26 +49,9 @@ async fn a_standby_takes_over_and_nothing_that_was_answered_is_lost() {
             tokio::time::sleep(Duration::from_millis(20)).await;
         }
         tokio::time::sleep(Duration::from_millis(500)).await;
-        stopped.store(true, Ordering::SeqCst);
         promoted
     };
-    let (told, _servers) = futures_util::join!(join_all((0..4).map(caller)), operator);
-    let told = told.concat();
-    assert!(told.iter().filter(|(_, _, settled)| *settled).count() > 20, "{} calls", told.len());
-    for (id, reserved, settled) in told {
-        let row = ledger.show(&id.to_hex()).await.unwrap();
-        let state = row.as_ref().map(|(payment, _)| payment.state);
-        match (reserved, settled) {
-            (true, true) => assert_eq!(state, Some(State::Settled)),
-            (true, false) => assert!(state.is_some()),
-            (false, _) => {}
-        }
-        if let Some((_, events)) = row {
-            let twice = |event: &str| events.iter().filter(|e| e.event == event).count() > 1;
-            assert!(!twice("reserved") && !twice("settled"), "{events:?}");
-        }
-    }
-    assert_eq!(ledger.audit().await.unwrap().differences, []);
+    let _servers = what_was_told_holds(&ledger, operator).await;
 }
 
 /// A settlement whose money has moved is no alert because a standby needed a second to become the primary.

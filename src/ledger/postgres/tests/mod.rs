@@ -10,6 +10,7 @@ mod pooled;
 mod races;
 mod rights;
 mod server;
+mod told;
 #[cfg(feature = "roles")]
 mod sweepers;
 

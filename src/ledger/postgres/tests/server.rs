@@ -4,10 +4,9 @@ use std::os::unix::process::CommandExt;
 use std::path::PathBuf;
 use std::process::Command;
 
-use futures_util::future::join_all;
-
+use super::told::what_was_told_holds;
 use super::*;
-use crate::ledger::table::{CALL, amount, limit};
+use crate::ledger::table::{amount, limit};
 
 pub(super) struct Server {
     pub(super) directory: tempfile::TempDir,
@@ -136,36 +135,6 @@ async fn what_was_answered_before_a_restart_holds_after_it() {
     PostgresLedger::migrate(&database).await.unwrap();
     let ledger = PostgresLedger::connect(&database, world(), Some(ring(1)), options()).await.unwrap();
     ledger.replace_limits("file", &[Limit { per_day: Some(amount("1000000000")), ..limit() }]).await.unwrap();
-    let stopped = std::sync::atomic::AtomicBool::new(false);
-    let caller = async |lane: u8| {
-        let mut told = Vec::new();
-        for round in 0u32.. {
-            if stopped.load(std::sync::atomic::Ordering::SeqCst) {
-                break;
-            }
-            let mut intent = CALL.intent();
-            let mut bytes = [lane; 32];
-            bytes[..4].copy_from_slice(&round.to_be_bytes());
-            intent.payment_id = PaymentId::from_bytes(bytes);
-            intent.quote.call_hash = bytes;
-            intent.authorization.nonce = format!("{lane}-{round}");
-            let reserved = matches!(ledger.decide(&intent).await, Ok(Decision::Fresh(_)));
-            let request = SettleRequest {
-                payment_id: intent.payment_id,
-                amount: amount("60"),
-                transaction: None,
-                evidence: Evidence::Receipt,
-                outcome: Some(b"output"),
-                unfinished: false,
-            };
-            let settled = reserved && matches!(ledger.settle(request).await, Ok(SettleOutcome::Settled));
-            told.push((intent.payment_id, reserved, settled));
-            if !reserved {
-                tokio::time::sleep(Duration::from_millis(20)).await;
-            }
-        }
-        told
-    };
     let killer = async {
         for _ in 0..3 {
             tokio::time::sleep(Duration::from_millis(400)).await;
@@ -173,25 +142,8 @@ async fn what_was_answered_before_a_restart_holds_after_it() {
             tokio::task::spawn_blocking(move || server.restart()).await.unwrap();
         }
         tokio::time::sleep(Duration::from_millis(400)).await;
-        stopped.store(true, std::sync::atomic::Ordering::SeqCst);
     };
-    let (told, ()) = futures_util::join!(join_all((0..4).map(caller)), killer);
-    let told = told.concat();
-    assert!(told.iter().filter(|(_, _, settled)| *settled).count() > 20, "{} calls", told.len());
-    for (id, reserved, settled) in told {
-        let row = ledger.show(&id.to_hex()).await.unwrap();
-        let state = row.as_ref().map(|(payment, _)| payment.state);
-        match (reserved, settled) {
-            (true, true) => assert_eq!(state, Some(State::Settled)),
-            (true, false) => assert!(state.is_some()),
-            (false, _) => {}
-        }
-        if let Some((_, events)) = row {
-            let twice = |event: &str| events.iter().filter(|e| e.event == event).count() > 1;
-            assert!(!twice("reserved") && !twice("settled"), "{events:?}");
-        }
-    }
-    assert_eq!(ledger.audit().await.unwrap().differences, []);
+    what_was_told_holds(&ledger, killer).await;
 }
 
 #[cfg(feature = "sandbox")]
