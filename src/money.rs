@@ -14,6 +14,10 @@ pub enum ParseError {
     Amount(String),
     #[error("amount {0} does not fit in 256 bits")]
     AmountTooLarge(String),
+    #[error("{0:?} is not a decimal number such as 0.01 (digits, at most one point with digits on both sides)")]
+    Decimal(String),
+    #[error("{text} has more than the {decimals} decimals of its asset")]
+    TooPrecise { text: String, decimals: u8 },
     #[error("network {0:?} is not a CAIP-2 identifier such as stellar:testnet")]
     Network(String),
     #[error("asset {0:?} is not a token identifier (1-128 letters, digits or one of -_.:/)")]
@@ -74,6 +78,31 @@ impl Amount {
     #[cfg(feature = "postgres")]
     pub(crate) fn from_base_10000(digits: impl IntoIterator<Item = u64>) -> Option<Amount> {
         U256::from_base_be(10_000, digits).ok().map(Amount)
+    }
+
+    /// An exact decimal number of whole units: `0.01` at 7 decimals is 100,000. Nothing is rounded: a digit beyond
+    /// `decimals` is refused, even a zero. No sign, exponent, comma, white space or leading zero.
+    pub fn from_decimal(text: &str, decimals: u8) -> Result<Amount, ParseError> {
+        let refused = || ParseError::Decimal(text.chars().take(100).collect());
+        let (whole, fraction) = match text.split_once('.') {
+            Some((_, "")) => return Err(refused()),
+            Some(parts) => parts,
+            None => (text, ""),
+        };
+        let digits = |part: &str| part.len() <= 100 && part.bytes().all(|b| b.is_ascii_digit());
+        if whole.is_empty() || !digits(whole) || !digits(fraction) || (whole.len() > 1 && whole.starts_with('0')) {
+            return Err(refused());
+        }
+        let places = usize::from(decimals);
+        if fraction.len() > places {
+            return Err(ParseError::TooPrecise { text: text.to_owned(), decimals });
+        }
+        let atomic = format!("{whole}{fraction:0<places$}");
+        let atomic = match atomic.trim_start_matches('0') {
+            "" => "0",
+            atomic => atomic,
+        };
+        U256::from_str_radix(atomic, 10).map(Amount).map_err(|_| ParseError::AmountTooLarge(text.to_owned()))
     }
 
     /// The amount in whole units with `decimals` places, exact: `10000` at 7 is `0.001`.
@@ -350,6 +379,23 @@ mod tests {
     }
 
     #[test]
+    fn a_decimal_is_read_exactly_or_refused() {
+        let read = |text, d| Amount::from_decimal(text, d).map(|amount| amount.to_string());
+        for (text, decimals, atomic) in
+            [("0.01", 7, "100000"), ("1", 6, "1000000"), ("0.000001", 6, "1"), ("0.10", 2, "10"), ("0", 7, "0"), ("7", 0, "7")]
+        {
+            assert_eq!(read(text, decimals).as_deref(), Ok(atomic), "{text}");
+        }
+        let finer = ParseError::TooPrecise { text: "0.0000001".into(), decimals: 6 };
+        assert_eq!(read("0.0000001", 6), Err(finer));
+        assert!(matches!(read("1.0", 0), Err(ParseError::TooPrecise { .. })), "a zero beyond is a digit too");
+        for bad in ["1e-3", "0,01", "", ".5", "1.", "-1", "+1", " 1", "1 ", "01", "00.1", "1_0", "0x1", "１", "1.0.0", "$1"] {
+            assert_eq!(read(bad, 7), Err(ParseError::Decimal(bad.into())), "{bad:?}");
+        }
+        assert!(matches!(read(&"9".repeat(80), 18), Err(ParseError::AmountTooLarge(_))));
+    }
+
+    #[test]
     fn i128_bounds_hold() {
         assert_eq!(Amount::from_i128(i128::MAX).and_then(Amount::to_i128), Some(i128::MAX));
         assert_eq!(Amount::from_i128(-1), None);
@@ -391,6 +437,7 @@ mod tests {
                 digits => digits,
             };
             prop_assert_eq!(back.parse(), Ok(amount));
+            prop_assert_eq!(Amount::from_decimal(&shown, decimals), Ok(amount));
         }
 
         #[test]

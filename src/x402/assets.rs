@@ -5,7 +5,7 @@ use std::sync::LazyLock;
 
 use sha2::{Digest, Sha256};
 
-use crate::money::{Amount, Unit};
+use crate::money::{Amount, Network, Unit};
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct KnownAsset {
@@ -54,6 +54,11 @@ pub fn known(unit: &Unit) -> Option<&'static KnownAsset> {
         entry.network == unit.network.as_str()
             && super::Offer::same_address(&unit.network, &entry.asset, unit.asset.as_str())
     })
+}
+
+/// The token of this symbol on a network; symbols are compared without case.
+pub fn by_symbol(network: &Network, symbol: &str) -> Option<&'static KnownAsset> {
+    KNOWN.iter().find(|entry| entry.network == network.as_str() && entry.symbol.eq_ignore_ascii_case(symbol))
 }
 
 /// The amount for a reader, exact: `0.01 USDC`; `None` for an unknown token.
@@ -108,6 +113,8 @@ mod tests {
         for (i, entry) in KNOWN.iter().enumerate() {
             let found = known(&unit(entry.network, &entry.asset)).unwrap();
             assert!(std::ptr::eq(found, &KNOWN[i]), "{entry:?} stands twice");
+            let named = by_symbol(&entry.network.parse().unwrap(), &entry.symbol.to_lowercase()).unwrap();
+            assert!(std::ptr::eq(named, &KNOWN[i]), "{} stands twice on {}", entry.symbol, entry.network);
         }
     }
 }
