@@ -7,11 +7,15 @@ pub(crate) mod fuzzing;
 mod history;
 mod pace;
 mod prepare;
+mod presented;
 mod reading;
 mod rpc;
 
 pub use entry::{Draft, SignedEntry, Transfer};
 pub use history::UsedBy;
+#[cfg(test)]
+pub(crate) use presented::tests as presented_tests;
+pub use presented::{PresentedError, PresentedTransfer, Signed};
 pub use reading::NonceQuestion;
 
 use std::collections::{BTreeMap, BTreeSet};
