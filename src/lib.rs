@@ -23,6 +23,8 @@ pub mod ledger;
 pub mod signer;
 #[cfg(any(feature = "sqlite", feature = "postgres"))]
 pub mod pay;
+#[cfg(any(feature = "sqlite", feature = "postgres"))]
+pub mod gate;
 #[cfg(feature = "roles")]
 pub mod config;
 #[cfg(feature = "roles")]

@@ -381,15 +381,22 @@ mod tests {
     #[test]
     fn a_decimal_is_read_exactly_or_refused() {
         let read = |text, d| Amount::from_decimal(text, d).map(|amount| amount.to_string());
-        for (text, decimals, atomic) in
-            [("0.01", 7, "100000"), ("1", 6, "1000000"), ("0.000001", 6, "1"), ("0.10", 2, "10"), ("0", 7, "0"), ("7", 0, "7")]
-        {
+        for (text, decimals, atomic) in [
+            ("0.01", 7, "100000"),
+            ("1", 6, "1000000"),
+            ("0.000001", 6, "1"),
+            ("0.10", 2, "10"),
+            ("0", 7, "0"),
+            ("7", 0, "7"),
+        ] {
             assert_eq!(read(text, decimals).as_deref(), Ok(atomic), "{text}");
         }
         let finer = ParseError::TooPrecise { text: "0.0000001".into(), decimals: 6 };
         assert_eq!(read("0.0000001", 6), Err(finer));
         assert!(matches!(read("1.0", 0), Err(ParseError::TooPrecise { .. })), "a zero beyond is a digit too");
-        for bad in ["1e-3", "0,01", "", ".5", "1.", "-1", "+1", " 1", "1 ", "01", "00.1", "1_0", "0x1", "１", "1.0.0", "$1"] {
+        for bad in
+            ["1e-3", "0,01", "", ".5", "1.", "-1", "+1", " 1", "1 ", "01", "00.1", "1_0", "0x1", "１", "1.0.0", "$1"]
+        {
             assert_eq!(read(bad, 7), Err(ParseError::Decimal(bad.into())), "{bad:?}");
         }
         assert!(matches!(read(&"9".repeat(80), 18), Err(ParseError::AmountTooLarge(_))));

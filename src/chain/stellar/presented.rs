@@ -174,8 +174,8 @@ fn pair(value: &ScVal) -> Option<([u8; 32], [u8; 64])> {
 pub(crate) mod tests {
     use ed25519_dalek::{Signer as _, SigningKey};
     use stellar_xdr::{
-        InvokeHostFunctionOp, Memo, MuxedAccount, Operation, Preconditions, SequenceNumber, Transaction, TransactionExt,
-        TransactionV1Envelope, Uint256,
+        InvokeHostFunctionOp, Memo, MuxedAccount, Operation, Preconditions, SequenceNumber, Transaction,
+        TransactionExt, TransactionV1Envelope, Uint256,
     };
 
     use super::super::entry::encode;
@@ -195,8 +195,7 @@ pub(crate) mod tests {
     ) -> String {
         let key = SigningKey::from_bytes(&[seed; 32]);
         let payer = stellar_strkey::ed25519::PublicKey(key.verifying_key().to_bytes()).to_string().to_string();
-        let transfer =
-            Transfer { payer, pay_to: pay_to.into(), asset: asset.into(), amount: Amount::from_u64(amount) };
+        let transfer = Transfer { payer, pay_to: pay_to.into(), asset: asset.into(), amount: Amount::from_u64(amount) };
         let id = Sha256::digest(PASSPHRASE).into();
         let draft = Draft::new(transfer, id, Credentials::Address, nonce, expiration, 0).unwrap();
         let signature = key.sign(&draft.digest()).to_bytes();
