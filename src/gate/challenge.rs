@@ -319,14 +319,18 @@ mod tests {
             }
         }
         let members = |kind| json::raw(&result(Binding::Envelope(kind), &asked(kind, "x:y"), None)).get().to_owned();
-        assert!(members(Kind::Resource).contains(r#""contents":[]"#) && members(Kind::Prompt).contains(r#""messages":[]"#));
+        assert!(
+            members(Kind::Resource).contains(r#""contents":[]"#) && members(Kind::Prompt).contains(r#""messages":[]"#)
+        );
         assert!(!members(Kind::Tool).contains("contents") && !members(Kind::Tool).contains("messages"));
     }
 
     #[test]
     fn the_resource_is_named_verbatim_or_as_configured() {
         let url = |required: &RawValue| {
-            json::string(json::member(json::member(required, "resource").unwrap(), "url").unwrap()).unwrap().into_owned()
+            json::string(json::member(json::member(required, "resource").unwrap(), "url").unwrap())
+                .unwrap()
+                .into_owned()
         };
         assert_eq!(url(&asked(Kind::Tool, "search")), "mcp://tool/search");
         assert_eq!(url(&asked(Kind::Prompt, "a b")), "mcp://prompt/a b");

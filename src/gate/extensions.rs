@@ -121,7 +121,8 @@ pub fn check(offered: &RawValue, payment: Option<&RawValue>, item: &Item) -> Res
     let payment = payment.filter(|value| value.get() != "null");
     if let Some(payment) = payment {
         let brought = json::members(payment).map_err(|_| Reason::InvalidPayload("extensions is no object"))?;
-        let get = |name: &str| brought.iter().find(|(key, value)| key == name && value.get() != "null").map(|(_, v)| *v);
+        let get =
+            |name: &str| brought.iter().find(|(key, value)| key == name && value.get() != "null").map(|(_, v)| *v);
         for (name, offer) in json::members(offered).unwrap_or_default() {
             let (Some(info), Some(brought)) = (json::member(offer, "info"), get(&name)) else { continue };
             let brought = json::member(brought, "info");
@@ -204,7 +205,8 @@ mod tests {
 
     fn outcome(payment: &str) -> String {
         let item = item(Kind::Tool, "search", 1);
-        let bazaar = raw(r#"{"info":{"input":{"type":"mcp","toolName":"search","inputSchema":{"a":1.0}}},"schema":{}}"#);
+        let bazaar =
+            raw(r#"{"info":{"input":{"type":"mcp","toolName":"search","inputSchema":{"a":1.0}}},"schema":{}}"#);
         match check(&advertised(&item, Some(&bazaar)), Some(&raw(payment)), &item) {
             Ok(Echoed { identifier: None, .. }) => "ok".into(),
             Ok(Echoed { legacy_identifier: false, .. }) => "identified".into(),
@@ -223,13 +225,20 @@ mod tests {
             (r#"{"payment-identifier":{"info":{"required":false},"schema":{}}}"#, "ok".into()),
             (r#"{"payment-identifier":{"info":{"required":true}}}"#, "extension_echo_mismatch".into()),
             (r#"{"payment-identifier":{}}"#, "extension_echo_mismatch".into()),
-            (r#"{"bazaar":{"info":{"input":{"type":"mcp","toolName":"search","inputSchema":{"a":1}}},"more":1}}"#, "ok".into()),
-            (r#"{"bazaar":{"info":{"input":{"type":"mcp","toolName":"other","inputSchema":{"a":1}}}}}"#, "extension_echo_mismatch".into()),
+            (
+                r#"{"bazaar":{"info":{"input":{"type":"mcp","toolName":"search","inputSchema":{"a":1}}},"more":1}}"#,
+                "ok".into(),
+            ),
+            (
+                r#"{"bazaar":{"info":{"input":{"type":"mcp","toolName":"other","inputSchema":{"a":1}}}}}"#,
+                "extension_echo_mismatch".into(),
+            ),
             (r#"{"unknown":{"info":{}}}"#, "ok".into()),
         ] {
             assert_eq!(outcome(payment), expected, "{payment}");
         }
-        let with = |id: &str| outcome(&format!(r#"{{"payment-identifier":{{"info":{{"required":false,"id":{id}}}}}}}"#));
+        let with =
+            |id: &str| outcome(&format!(r#"{{"payment-identifier":{{"info":{{"required":false,"id":{id}}}}}}}"#));
         assert_eq!(with(&format!("\"{id}\"")), "identified");
         for bad in ["\"short\"", "7", "\"sixteen chars! no\"", &format!("\"{}\"", "a".repeat(129))] {
             assert_eq!(with(bad), "invalid_payload", "{bad}");
@@ -287,6 +296,9 @@ mod tests {
     #[test]
     fn an_identifier_is_kept_hashed_and_not_shown() {
         let id = Identifier::parse("pay_0123456789abcdef").unwrap();
-        assert!(!format!("{id:?}").contains("0123") && id.hash() != Identifier::parse("pay_0123456789abcdeg").unwrap().hash());
+        assert!(
+            !format!("{id:?}").contains("0123")
+                && id.hash() != Identifier::parse("pay_0123456789abcdeg").unwrap().hash()
+        );
     }
 }

@@ -196,7 +196,11 @@ mod tests {
     fn resources_templates_and_prompts_are_priced_too() {
         for (method, list, priced) in [
             ("resources/list", r#"{"resources":[{"uri":"docs://1"},{"uri":"file:///a"},{"uri":"file:///b"}]}"#, 2),
-            ("resources/templates/list", r#"{"resourceTemplates":[{"uriTemplate":"docs://{id}"},{"uriTemplate":"x:{y}"}]}"#, 1),
+            (
+                "resources/templates/list",
+                r#"{"resourceTemplates":[{"uriTemplate":"docs://{id}"},{"uriTemplate":"x:{y}"}]}"#,
+                1,
+            ),
             ("prompts/list", r#"{"prompts":[{"name":"brief"},{"name":"search"}]}"#, 1),
         ] {
             assert_eq!(with_prices(method, &raw(list), &shop()).priced, priced, "{method}");
@@ -214,14 +218,18 @@ mod tests {
         let inner = r##"{"type":"object","properties":{"a":{"$ref":"#/$defs/p"}},"required":["a"]}"##;
         assert_eq!(
             json::member(&tool, "outputSchema").unwrap().get(),
-            format!(r#"{{"$schema":"s","$defs":{{"p":{{"type":"string"}}}},"type":"object","anyOf":[{inner},{CHALLENGE}]}}"#)
+            format!(
+                r#"{{"$schema":"s","$defs":{{"p":{{"type":"string"}}}},"type":"object","anyOf":[{inner},{CHALLENGE}]}}"#
+            )
         );
     }
 
     #[test]
     fn a_schema_whose_references_would_break_is_left_out_and_counted() {
         for reference in [r##""$ref":"#""##, r##""$ref":"#/properties/a""##, r##""$dynamicRef":"#x""##] {
-            let list = format!(r#"{{"tools":[{{"name":"search","outputSchema":{{"type":"object","properties":{{"b":{{{reference}}}}}}},"z":1}}]}}"#);
+            let list = format!(
+                r#"{{"tools":[{{"name":"search","outputSchema":{{"type":"object","properties":{{"b":{{{reference}}}}}}},"z":1}}]}}"#
+            );
             let listed = with_prices("tools/list", &raw(&list), &shop());
             assert_eq!(listed.schemas_dropped, 1, "{reference}");
             let result = listed.result.unwrap();

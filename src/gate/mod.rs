@@ -4,6 +4,7 @@
 //! Nothing here knows of axum or of configuration files: the proxy and the library stand on the same parts.
 
 pub mod challenge;
+pub mod claims;
 pub mod extensions;
 pub mod listing;
 pub mod payment;

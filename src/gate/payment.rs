@@ -96,9 +96,11 @@ impl Payment {
             Authorization::Stellar(transfer) => {
                 (transfer.transfer().asset.clone(), transfer.transfer().payer.clone(), transfer.nonce().to_string())
             }
-            Authorization::Evm(evm) => {
-                (offer.asset.as_str().to_ascii_lowercase(), evm.from.to_ascii_lowercase(), evm.nonce.to_ascii_lowercase())
-            }
+            Authorization::Evm(evm) => (
+                offer.asset.as_str().to_ascii_lowercase(),
+                evm.from.to_ascii_lowercase(),
+                evm.nonce.to_ascii_lowercase(),
+            ),
         };
         let identity = [offer.network.as_str(), &asset, &payer, &nonce].join("\0");
         Ok(Payment {
@@ -152,7 +154,8 @@ impl Payment {
                 }
                 if let Some(ledger) = now.ledger {
                     let left = u64::from(presented.expiration()).checked_sub(u64::from(ledger.sequence));
-                    let most = (offer.max_timeout_seconds * 1_000).div_ceil(now.min_ledger_ms.max(1)) + LEDGER_TOLERANCE;
+                    let most =
+                        (offer.max_timeout_seconds * 1_000).div_ceil(now.min_ledger_ms.max(1)) + LEDGER_TOLERANCE;
                     match left {
                         None | Some(0) => return invalid("the authorization has expired"),
                         Some(left) if left > most => return invalid("the authorization lives longer than the offer"),
@@ -192,14 +195,17 @@ impl Payment {
 
 impl Evm {
     fn read(authorization: Option<&RawValue>, signature: Option<&str>) -> Result<Evm, &'static str> {
-        let members = authorization.and_then(|raw| json::members(raw).ok()).ok_or("payload.authorization is missing")?;
+        let members =
+            authorization.and_then(|raw| json::members(raw).ok()).ok_or("payload.authorization is missing")?;
         let text = |name: &str| {
             let value = members.iter().find(|(key, _)| key == name).map(|(_, value)| *value)?;
             json::string(value).map(std::borrow::Cow::into_owned)
         };
         let hex = |text: &str, bytes: std::ops::RangeInclusive<usize>| {
             text.strip_prefix("0x").is_some_and(|digits| {
-                digits.len() % 2 == 0 && bytes.contains(&(digits.len() / 2)) && digits.bytes().all(|b| b.is_ascii_hexdigit())
+                digits.len() % 2 == 0
+                    && bytes.contains(&(digits.len() / 2))
+                    && digits.bytes().all(|b| b.is_ascii_hexdigit())
             })
         };
         // A smart wallet's signature is longer than an account's 65 bytes.
@@ -207,7 +213,8 @@ impl Evm {
             return Err("payload.signature is malformed");
         }
         let address = |name| text(name).filter(|text| hex(text, 20..=20));
-        let seconds = |name| text(name).and_then(|text| text.parse::<Amount>().ok()).and_then(|n| n.to_string().parse().ok());
+        let seconds =
+            |name| text(name).and_then(|text| text.parse::<Amount>().ok()).and_then(|n| n.to_string().parse().ok());
         Ok(Evm {
             from: address("from").ok_or("authorization.from is no address")?,
             to: address("to").ok_or("authorization.to is no address")?,
@@ -226,6 +233,8 @@ pub struct CallKey {
     pub call: [u8; 32],
     /// That with `inputResponses` and `requestState`.
     pub round: [u8; 32],
+    /// It has one of these: it goes on with an earlier round.
+    pub continues: bool,
 }
 
 impl CallKey {
@@ -235,6 +244,7 @@ impl CallKey {
         rest.retain(|(name, _)| name != "_meta");
         let (rounds, call): (Vec<_>, Vec<_>) =
             rest.into_iter().partition(|(name, _)| matches!(name.as_ref(), "inputResponses" | "requestState"));
+        let continues = !rounds.is_empty();
         let hash = |members: Vec<(std::borrow::Cow<'_, str>, &RawValue)>| {
             let object = json::raw(&members.into_iter().collect::<std::collections::BTreeMap<_, _>>());
             json::canonical(&object, Numbers::AsWritten)
@@ -242,7 +252,7 @@ impl CallKey {
         let call: [u8; 32] =
             Sha256::new().chain_update(kind.method()).chain_update("\0").chain_update(hash(call)?).finalize().into();
         let round = Sha256::new().chain_update(call).chain_update(hash(rounds)?).finalize().into();
-        Ok(CallKey { call, round })
+        Ok(CallKey { call, round, continues })
     }
 }
 
@@ -262,7 +272,10 @@ pub(super) mod tests {
 
     fn stellar(transaction: &str) -> Box<RawValue> {
         let offer = offer(10_000);
-        raw(&format!(r#"{{"x402Version":2,"accepted":{},"payload":{{"transaction":"{transaction}"}}}}"#, offer.raw.get()))
+        raw(&format!(
+            r#"{{"x402Version":2,"accepted":{},"payload":{{"transaction":"{transaction}"}}}}"#,
+            offer.raw.get()
+        ))
     }
 
     fn now(sequence: u32) -> Now<'static> {
@@ -275,7 +288,7 @@ pub(super) mod tests {
     }
 
     /// A good payment of 10,000 by the account of this seed.
-    fn good(seed: u8, nonce: i64) -> Payment {
+    pub fn good(seed: u8, nonce: i64) -> Payment {
         Payment::read(&stellar(&transaction(seed, PAY_TO, USDC, 10_000, nonce, 110, |_| {}))).unwrap()
     }
 
@@ -358,12 +371,17 @@ pub(super) mod tests {
         assert!(check(&text, 1_055).unwrap_err().contains("expired"));
         assert!(check(&text, 900).unwrap_err().contains("longer"));
         assert!(check(&text.replace("\"400\"", "\"2000\""), 1_000).unwrap_err().contains("not valid yet"));
-        assert!(check(&text.replacen(r#""value":"10000""#, r#""value":"10001""#, 1), 1_000).unwrap_err().contains("amount"));
-        for (from, to) in [("0xAf88", "0xZf88"), ("\"400\"", "400"), ("\"1060\"", "\"1e3\""), ("0xab", "ab"), ("0xCd", "0x")] {
+        assert!(
+            check(&text.replacen(r#""value":"10000""#, r#""value":"10001""#, 1), 1_000).unwrap_err().contains("amount")
+        );
+        for (from, to) in
+            [("0xAf88", "0xZf88"), ("\"400\"", "400"), ("\"1060\"", "\"1e3\""), ("0xab", "ab"), ("0xCd", "0x")]
+        {
             assert_eq!(check(&text.replacen(from, to, 1), 1_000).unwrap_err(), "invalid_payload", "{from}");
         }
         let identity = |text: &str| Payment::read(&raw(text)).unwrap().identity;
-        let lower = text.replace("0xAf88d065e77c8cC2239327C5EDb3A432268e5831", "0xaf88d065e77c8cc2239327c5edb3a432268e5831");
+        let lower =
+            text.replace("0xAf88d065e77c8cC2239327C5EDb3A432268e5831", "0xaf88d065e77c8cc2239327c5edb3a432268e5831");
         assert_eq!(identity(&text), identity(&lower.replace(&"Cd".repeat(32), &"cd".repeat(32))));
     }
 
@@ -381,8 +399,9 @@ pub(super) mod tests {
             assert_ne!(key(Kind::Tool, other).call, one.call, "{other}");
         }
         assert_ne!(key(Kind::Prompt, r#"{"name":"t","arguments":{"a":1,"b":2}}"#).call, one.call);
-        let next = key(Kind::Tool, r#"{"name":"t","arguments":{"a":1,"b":2},"inputResponses":{"q":1},"requestState":"s"}"#);
-        assert_eq!(next.call, one.call);
+        let next =
+            key(Kind::Tool, r#"{"name":"t","arguments":{"a":1,"b":2},"inputResponses":{"q":1},"requestState":"s"}"#);
+        assert_eq!((next.call, next.continues, one.continues), (one.call, true, false));
         assert_ne!(next.round, one.round);
     }
 }

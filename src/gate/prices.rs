@@ -416,9 +416,7 @@ impl Book {
         let scope = item.scope();
         let now = self.prices.items().filter(|other| other.scope() == scope).flat_map(|item| &item.offers);
         let old = self.withdrawn.iter().filter(|old| old.scope == scope && old.until_ms > now_ms);
-        now.map(|priced| &priced.offer)
-            .chain(old.map(|old| &old.offer))
-            .find(|offer| json::equal(&offer.raw, accepted))
+        now.map(|priced| &priced.offer).chain(old.map(|old| &old.offer)).find(|offer| json::equal(&offer.raw, accepted))
     }
 }
 

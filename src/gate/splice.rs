@@ -70,7 +70,10 @@ mod tests {
         let changed = with_inner(&object, "_meta", &[("x", "2"), ("y", "3")]).unwrap();
         assert_eq!(changed.get(), r#"{ "z": 1.50, "_meta" : {"a":1e2 , "x":2,"y":3}, "b":[ ] }"#);
         assert_eq!(with_members(&raw("{ }"), &[("a", "1"), ("b", "2")]).unwrap().get(), r#"{ "a":1,"b":2}"#);
-        assert_eq!(with_inner(&raw(r#"{"_meta":null}"#), "_meta", &[("k", "1")]).unwrap().get(), r#"{"_meta":{"k":1}}"#);
+        assert_eq!(
+            with_inner(&raw(r#"{"_meta":null}"#), "_meta", &[("k", "1")]).unwrap().get(),
+            r#"{"_meta":{"k":1}}"#
+        );
         assert!(with_members(&raw("[]"), &[("a", "1")]).is_none());
     }
 }

@@ -191,7 +191,8 @@ fn uri(folded: &str) -> Canonical {
             segment => segments.push(segment.trim_end_matches(['.', ' '])),
         }
     }
-    let path: String = segments.iter().filter(|segment| !segment.is_empty()).fold(String::new(), |path, s| path + "/" + s);
+    let path: String =
+        segments.iter().filter(|segment| !segment.is_empty()).fold(String::new(), |path, s| path + "/" + s);
     Canonical { base: format!("{}://{host}{path}", scheme.trim()), query }
 }
 
@@ -250,7 +251,9 @@ mod tests {
     #[test]
     fn another_spelling_of_a_priced_key_goes_nowhere() {
         let shop = shop(Unlisted::Free);
-        for name in ["Search", "SEARCH", " search", "search\t", "ｓearch", "se\u{200b}arch", "%73earch", "%2573earch", "ſearch"] {
+        for name in
+            ["Search", "SEARCH", " search", "search\t", "ｓearch", "se\u{200b}arch", "%73earch", "%2573earch", "ſearch"]
+        {
             assert_eq!(key(&shop.resolve(Kind::Tool, name)), None, "{name:?}");
         }
         assert_eq!(key(&shop.resolve(Kind::Prompt, "brief")), None);

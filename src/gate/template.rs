@@ -15,9 +15,14 @@ pub struct Template {
 enum Part {
     Literal(String),
     /// Any characters, none included; `slashes`: also `/`.
-    Any { slashes: bool },
+    Any {
+        slashes: bool,
+    },
     /// Nothing, or this character and then any characters.
-    After { lead: char, slashes: bool },
+    After {
+        lead: char,
+        slashes: bool,
+    },
 }
 
 const MAX_PARTS: usize = 64;
@@ -175,7 +180,11 @@ mod tests {
     #[test]
     fn covers_what_a_server_may_take_for_it() {
         for (template, yes, no) in [
-            ("a://x/{n}", &["a://x/1", "a://x/", "a://x/a?b=c", "a://x/%2F"][..], &["a://x/1/2", "a://y/1", "a://x"][..]),
+            (
+                "a://x/{n}",
+                &["a://x/1", "a://x/", "a://x/a?b=c", "a://x/%2F"][..],
+                &["a://x/1/2", "a://y/1", "a://x"][..],
+            ),
             ("a://x/{+n}", &["a://x/1/2"], &["a://y/1"]),
             ("a://x/{n*}", &["a://x/1/2"], &["a://y/1"]),
             ("a://x{/n}", &["a://x", "a://x/1"], &["a://x/1/2", "a://xy"]),
@@ -197,7 +206,18 @@ mod tests {
 
     #[test]
     fn what_is_no_template_is_refused() {
-        for bad in ["{x}", "x/{y}", "a://{", "a://}", "a://{}", "a://{x y}", "a://{x,}", "a://x/../{y}", "a://x#{y}", "a://x/{=y}"] {
+        for bad in [
+            "{x}",
+            "x/{y}",
+            "a://{",
+            "a://}",
+            "a://{}",
+            "a://{x y}",
+            "a://{x,}",
+            "a://x/../{y}",
+            "a://x#{y}",
+            "a://x/{=y}",
+        ] {
             assert!(Template::parse(bad).is_err(), "{bad}");
         }
         assert!(Template::parse(&format!("a://{}", "{x}".repeat(100))).is_err());

@@ -153,20 +153,17 @@ async fn operators(database: &Database) -> Result<(Wire, Session), LedgerError> 
     Ok((wire, session))
 }
 
-/// Connections for a book of another kind in a database of its own (the signer's).
-#[cfg(feature = "roles")]
+/// Connections for a book of another kind: the signer's, and the gate's claims.
 pub(crate) fn connections(database: &Database, size: usize) -> Result<Pool, LedgerError> {
     pool(database, &Wire::new(database, &Options::default()), size)
 }
 
 /// Why there is no connection, for whoever uses [`connections`].
-#[cfg(feature = "roles")]
 pub(crate) fn connection_failed(error: deadpool_postgres::PoolError) -> LedgerError {
     ended(no_connection(error))
 }
 
 /// What went wrong with a statement: the server's words and code, never its detail, which holds values.
-#[cfg(feature = "roles")]
 pub(crate) fn said(error: &tokio_postgres::Error) -> LedgerError {
     unavailable(error)
 }

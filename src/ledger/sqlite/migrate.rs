@@ -10,6 +10,7 @@ const MIGRATIONS: &[(i64, &str, &str)] = &[
     (1, "buyer ledger", include_str!("../../../migrations/sqlite/0001_buyer_ledger.sql")),
     (2, "recovery and sweep", include_str!("../../../migrations/sqlite/0002_recovery_and_sweep.sql")),
     (3, "limit lists", include_str!("../../../migrations/sqlite/0003_limit_lists.sql")),
+    (10, "gate claims", include_str!("../../../migrations/sqlite/0010_gate_claims.sql")),
 ];
 
 /// The version that this program writes.

@@ -122,6 +122,13 @@ pub(crate) async fn open_file(path: &Path, busy_timeout: Duration) -> Result<Sql
     connect(&settings, busy_timeout).await
 }
 
+/// The same, brought up to this program's schema: for the gate's claims, which stand beside the ledger.
+pub(crate) async fn open_migrated(path: &Path, busy_timeout: Duration) -> Result<SqliteConnection, LedgerError> {
+    let mut connection = open_file(path, busy_timeout).await?;
+    migrate::run(&mut connection).await?;
+    Ok(connection)
+}
+
 /// The write transaction with the ledger's time in it. Dropped without [`Writing::commit`] it is rolled back.
 struct Writing<'a> {
     tx: Transaction<'a, Sqlite>,

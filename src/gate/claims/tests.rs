@@ -1,0 +1,439 @@
+//! One table of promises, held against both databases.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use futures_util::future::join_all;
+
+use super::super::Kind;
+use super::super::prices::tests::terms;
+use super::*;
+use crate::ports::{Clock, machine};
+
+/// A clock that the test moves; the databases have their own, so leases there are let go by rewriting the row.
+struct Hands(AtomicU64);
+impl Clock for Hands {
+    fn unix_ms(&self) -> u64 {
+        self.0.load(Ordering::SeqCst)
+    }
+}
+
+/// Two replicas of one store.
+struct Shop {
+    replicas: Vec<Claims>,
+    clock: Arc<Hands>,
+    schema: Option<(String, String)>,
+    _dir: tempfile::TempDir,
+}
+
+impl Drop for Shop {
+    fn drop(&mut self) {
+        let Some((server, name)) = self.schema.take() else { return };
+        let sql = format!("SET lock_timeout = '5s'; DROP SCHEMA {name} CASCADE");
+        self.replicas.clear();
+        let run = move || {
+            let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+            let _ = runtime.block_on(execute(&server, &sql));
+        };
+        std::thread::scope(|scope| scope.spawn(run).join().unwrap());
+    }
+}
+
+impl Shop {
+    /// So much later: leases, answers and moments are this much older.
+    async fn later(&self, ms: u64) {
+        self.clock.0.fetch_add(ms, Ordering::SeqCst);
+        let Some((server, name)) = &self.schema else { return };
+        let sql = format!(
+            "UPDATE {name}.claims SET lease_until = lease_until - {ms}, due = due - {ms}; \
+             UPDATE {name}.paid_answers SET expires = expires - {ms}"
+        );
+        execute(server, &sql).await.unwrap();
+    }
+
+    /// The first replica.
+    fn one(&self) -> &Claims {
+        &self.replicas[0]
+    }
+    fn two(&self) -> &Claims {
+        &self.replicas[1]
+    }
+}
+
+#[allow(clippy::disallowed_methods, reason = "a connection of the test's own")]
+async fn execute(url: &str, sql: &str) -> Result<(), tokio_postgres::Error> {
+    let (client, connection) = tokio_postgres::connect(url, tokio_postgres::NoTls).await?;
+    let driver = tokio::spawn(connection);
+    let said = client.batch_execute(sql).await;
+    drop(client);
+    let _ = driver.await;
+    said
+}
+
+fn world() -> (World, Arc<Hands>) {
+    let clock = Arc::new(Hands(AtomicU64::new(1_800_000_000_000)));
+    let mut world = machine::world().0;
+    world.clock = clock.clone();
+    (world, clock)
+}
+
+fn ring() -> KeyRing {
+    KeyRing::new(vec![vec![7; 32]]).unwrap()
+}
+
+async fn sqlite() -> Shop {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("claims.sqlite");
+    let (world, clock) = world();
+    let mut replicas = Vec::new();
+    for _ in 0..2 {
+        replicas.push(Claims::open_sqlite(&path, world.clone(), ring(), Terms::default()).await.unwrap());
+    }
+    Shop { replicas, clock, schema: None, _dir: dir }
+}
+
+async fn postgres() -> Shop {
+    let server = std::env::var("TOLLWAY_TEST_POSTGRES").expect("TOLLWAY_TEST_POSTGRES names no server: ./scripts/test");
+    let (world, clock) = world();
+    let name = format!("t_{}", hex::encode(world.random::<8>()));
+    let database = Database::parse(&server, None).unwrap().in_schema(&name).unwrap();
+    crate::ledger::postgres::PostgresLedger::migrate(&database).await.unwrap();
+    let mut replicas = Vec::new();
+    for _ in 0..2 {
+        replicas.push(Claims::connect(&database, world.clone(), ring(), Terms::default()).await.unwrap());
+    }
+    Shop { replicas, clock, schema: Some((server, name)), _dir: tempfile::tempdir().unwrap() }
+}
+
+/// Each promise is a test for both stores.
+macro_rules! promises {
+    ($($promise:ident),* $(,)?) => {
+        mod on_sqlite {
+            $(#[tokio::test] async fn $promise() { super::$promise(&super::sqlite().await).await; })*
+        }
+        mod on_postgres {
+            $(#[tokio::test] async fn $promise() { super::$promise(&super::postgres().await).await; })*
+        }
+    };
+}
+
+promises! {
+    one_of_many_claims_and_the_others_learn_of_it,
+    a_call_is_settled_and_its_answer_goes_to_the_payer_alone,
+    what_was_never_broadcast_may_be_claimed_anew,
+    a_holder_that_was_frozen_changes_nothing,
+    a_dead_holder_in_settling_leaves_an_unknown_claim_for_one_sweep,
+    a_failed_one_is_found_on_the_chain_or_claimed_anew,
+    an_identifier_names_one_payment_at_a_time,
+    free_runs_are_counted_one_at_a_time,
+    arrows_are_taken_from_their_states_only,
+    answers_are_forgotten_and_identities_are_not,
+    what_is_stored_is_sealed_for_its_own_row,
+}
+
+struct Pay {
+    identity: Identity,
+    call: CallKey,
+    proof: Proof,
+    offer: Box<RawValue>,
+}
+
+fn pay(n: u8) -> Pay {
+    let params = RawValue::from_string(r#"{"name":"search","arguments":{"q":1}}"#.into()).unwrap();
+    Pay {
+        identity: Identity([n; 32]),
+        call: CallKey::of(Kind::Tool, &params).unwrap(),
+        proof: Proof { identifier: Some([n; 32]), session: None },
+        offer: terms(5).price().unwrap().offer.raw,
+    }
+}
+
+impl Pay {
+    fn new(&self) -> NewClaim<'_> {
+        NewClaim {
+            identity: self.identity,
+            scope: "tool:search",
+            call: &self.call,
+            proof: self.proof,
+            network: "stellar:testnet",
+            payer: "GA",
+            nonce: "5",
+            dies_at: 100,
+            offer: &self.offer,
+        }
+    }
+
+    async fn fresh(&self, claims: &Claims) -> Lease {
+        match claims.claim(&self.new()).await.unwrap() {
+            Claimed::Fresh(lease) => lease,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    async fn settling(&self, claims: &Claims) -> Lease {
+        let lease = self.fresh(claims).await;
+        let change = Change { settle_request: Some(b"the request"), ..Change::default() };
+        assert_eq!(claims.advance(&lease, Arrow::SETTLE, change).await.unwrap(), Ok(()));
+        lease
+    }
+
+    async fn state(&self, claims: &Claims) -> State {
+        claims.look(&self.identity).await.unwrap().unwrap().state
+    }
+}
+
+fn raw(text: &str) -> Box<RawValue> {
+    RawValue::from_string(text.to_owned()).unwrap()
+}
+
+fn receipt() -> Box<RawValue> {
+    raw(r#"{"success":true,"transaction":"ab","network":"stellar:testnet"}"#)
+}
+
+async fn one_of_many_claims_and_the_others_learn_of_it(shop: &Shop) {
+    let pay = pay(1);
+    let new = pay.new();
+    let all = join_all((0..40).map(|n| shop.replicas[n % 2].claim(&new))).await;
+    let fresh = all.iter().filter(|claimed| matches!(claimed, Ok(Claimed::Fresh(_)))).count();
+    let known =
+        all.iter().filter(|c| matches!(c, Ok(Claimed::Known(claim)) if claim.leased && claim.is_for(&pay.call)));
+    assert_eq!((fresh, known.count()), (1, 39));
+}
+
+async fn a_call_is_settled_and_its_answer_goes_to_the_payer_alone(shop: &Shop) {
+    let pay = pay(1);
+    let lease = pay.fresh(shop.one()).await;
+    let result = raw(r#"{"content":[],"big":100000000000000000000000001}"#);
+    let answer = Some(Answer::Keep { round: &pay.call.round, result: &result, asks: false });
+    let change = Change { settle_request: Some(b"the request"), answer, ..Change::default() };
+    shop.one().advance(&lease, Arrow::SETTLE, change).await.unwrap().unwrap();
+    // Stored, and nobody's before the settle's yes.
+    assert!(shop.two().answer(&pay.identity, &pay.call.round).await.unwrap().is_none());
+    assert_eq!(shop.two().settle_request(&pay.identity).await.unwrap().as_deref(), Some(&b"the request"[..]));
+    let receipt = receipt();
+    let change = Change { receipt: Some(&receipt), ..Change::default() };
+    shop.one().advance(&lease, Arrow::SETTLED, change).await.unwrap().unwrap();
+
+    let claim = shop.two().look(&pay.identity).await.unwrap().unwrap();
+    assert_eq!((claim.state, claim.settles, claim.kept, claim.leased), (State::Settled, 1, Kept::Answer, false));
+    assert_eq!(claim.receipt.unwrap().get(), receipt.get());
+    assert_eq!(claim.offer.get(), pay.offer.get());
+    let kept = shop.two().answer(&pay.identity, &pay.call.round).await.unwrap().unwrap();
+    assert_eq!(kept.get(), result.get());
+    assert!(shop.two().settle_request(&pay.identity).await.unwrap().is_none(), "it is not needed any more");
+    assert!(shop.two().answer(&pay.identity, &[0; 32]).await.unwrap().is_none(), "another round");
+
+    let claim = shop.one().look(&pay.identity).await.unwrap().unwrap();
+    assert!(claim.proven_by(&pay.proof) && !claim.identifier_differs(&pay.proof));
+    // What anybody can have: nothing, another identifier, a session where none was.
+    for stranger in [
+        Proof::default(),
+        Proof { identifier: Some([9; 32]), session: None },
+        Proof { identifier: None, session: Some([1; 32]) },
+    ] {
+        assert!(!claim.proven_by(&stranger), "{stranger:?}");
+    }
+}
+
+async fn what_was_never_broadcast_may_be_claimed_anew(shop: &Shop) {
+    let pay = pay(1);
+    let lease = pay.fresh(shop.one()).await;
+    let change = Change { reason: Some("handler_failed"), ..Change::default() };
+    shop.one().advance(&lease, Arrow::RELEASE, change).await.unwrap().unwrap();
+    let claim = shop.two().look(&pay.identity).await.unwrap().unwrap();
+    assert_eq!((claim.state, claim.reason.as_deref()), (State::Released, Some("handler_failed")));
+    // For another call, too: it bought nothing yet.
+    let other = CallKey { call: [9; 32], round: [9; 32], continues: false };
+    let Claimed::Fresh(_) = shop.two().claim(&NewClaim { call: &other, ..pay.new() }).await.unwrap() else { panic!() };
+    let claim = shop.one().look(&pay.identity).await.unwrap().unwrap();
+    assert!(claim.is_for(&other) && !claim.is_for(&pay.call) && claim.reason.is_none());
+}
+
+async fn a_holder_that_was_frozen_changes_nothing(shop: &Shop) {
+    let pay = pay(1);
+    let frozen = pay.fresh(shop.one()).await;
+    shop.one().renew(&frozen).await.unwrap().unwrap();
+    shop.later(29_000).await;
+    assert!(matches!(shop.two().claim(&pay.new()).await.unwrap(), Claimed::Known(_)), "its lease runs");
+    shop.one().renew(&frozen).await.unwrap().unwrap();
+    shop.later(31_000).await;
+    let second = pay.fresh(shop.two()).await;
+    assert_eq!(shop.one().renew(&frozen).await.unwrap(), Err(Lost));
+    let receipt = receipt();
+    for arrow in [Arrow::SETTLE, Arrow::RELEASE, Arrow::REFUSED, Arrow::SETTLED] {
+        let change = Change { receipt: Some(&receipt), settle_request: Some(b"x"), ..Change::default() };
+        assert_eq!(shop.one().advance(&frozen, arrow, change).await.unwrap(), Err(Lost), "{arrow:?}");
+    }
+    assert_eq!(pay.state(shop.one()).await, State::Claimed);
+    shop.two().advance(&second, Arrow::RELEASE, Change::default()).await.unwrap().unwrap();
+}
+
+async fn a_dead_holder_in_settling_leaves_an_unknown_claim_for_one_sweep(shop: &Shop) {
+    let (settling, claimed) = (pay(1), pay(2));
+    let dead = settling.settling(shop.one()).await;
+    claimed.fresh(shop.one()).await;
+    assert!(shop.two().due(10).await.unwrap().is_empty(), "both are worked on");
+    shop.later(31_000).await;
+    let all = join_all([shop.one().due(10), shop.two().due(10)]).await;
+    let mut due: Vec<Due> = all.into_iter().flat_map(Result::unwrap).collect();
+    assert_eq!(due.len(), 1, "one sweep has it");
+    let due = due.remove(0);
+    assert_eq!((due.claim.identity, due.claim.state), (settling.identity, State::Unknown));
+    assert_eq!(due.claim.reason.as_deref(), Some("holder_gone"));
+    assert_eq!(claimed.state(shop.one()).await, State::Released);
+    // A settle may have gone out: nobody claims it anew, and the dead holder's yes comes too late.
+    assert!(matches!(shop.two().claim(&settling.new()).await.unwrap(), Claimed::Known(_)));
+    let receipt = receipt();
+    let change = Change { receipt: Some(&receipt), ..Change::default() };
+    assert_eq!(shop.one().advance(&dead, Arrow::SETTLED, change).await.unwrap(), Err(Lost));
+    // Asked again, still unknown, looked at again in its time; then found.
+    let again = Change { again_in: Some(Duration::from_secs(60)), ..Change::default() };
+    shop.two().advance(&due.lease, Arrow::STILL_UNKNOWN, again).await.unwrap().unwrap();
+    assert!(shop.one().due(10).await.unwrap().is_empty());
+    shop.later(60_001).await;
+    let due = shop.one().due(10).await.unwrap().remove(0);
+    assert_eq!(shop.one().settle_request(&settling.identity).await.unwrap().as_deref(), Some(&b"the request"[..]));
+    shop.one().advance(&due.lease, Arrow::SETTLED, change).await.unwrap().unwrap();
+    assert_eq!(settling.state(shop.two()).await, State::Settled);
+}
+
+async fn a_failed_one_is_found_on_the_chain_or_claimed_anew(shop: &Shop) {
+    let pay = pay(1);
+    let lease = pay.settling(shop.one()).await;
+    let change = Change { reason: Some("settlement_failed: wrong fee"), ..Change::default() };
+    shop.one().advance(&lease, Arrow::FAILED, change).await.unwrap().unwrap();
+    assert_eq!(shop.two().settle_request(&pay.identity).await.unwrap().as_deref(), Some(&b"the request"[..]));
+    // One looks at the chain; meanwhile nobody claims it.
+    let looks = shop.one().take(&pay.identity, State::Failed, false).await.unwrap().unwrap();
+    assert!(shop.two().take(&pay.identity, State::Failed, false).await.unwrap().is_none());
+    assert!(matches!(shop.two().claim(&pay.new()).await.unwrap(), Claimed::Known(_)));
+    shop.one().advance(&looks, Arrow::STILL_FAILED, Change::default()).await.unwrap().unwrap();
+    // Claimed anew: the count of settles stays, the old request goes.
+    let lease = pay.fresh(shop.two()).await;
+    let claim = shop.one().look(&pay.identity).await.unwrap().unwrap();
+    assert_eq!((claim.settles, claim.reason), (1, None));
+    assert!(shop.one().settle_request(&pay.identity).await.unwrap().is_none());
+    shop.two().advance(&lease, Arrow::REFUSED, Change::default()).await.unwrap().unwrap();
+    // Found after all.
+    let looks = shop.one().take(&pay.identity, State::Failed, false).await.unwrap().unwrap();
+    let receipt = receipt();
+    shop.one()
+        .advance(&looks, Arrow::FOUND, Change { receipt: Some(&receipt), ..Change::default() })
+        .await
+        .unwrap()
+        .unwrap();
+    assert_eq!(pay.state(shop.two()).await, State::Settled);
+}
+
+async fn an_identifier_names_one_payment_at_a_time(shop: &Shop) {
+    let first = pay(1);
+    let mut second = pay(2);
+    second.proof = first.proof;
+    let lease = first.fresh(shop.one()).await;
+    assert!(matches!(shop.two().claim(&second.new()).await.unwrap(), Claimed::IdentifierConflict));
+    // Another item's identifiers are its own.
+    let mut third = pay(3);
+    third.proof = first.proof;
+    let other = NewClaim { scope: "tool:other", ..third.new() };
+    assert!(matches!(shop.two().claim(&other).await.unwrap(), Claimed::Fresh(_)));
+    shop.one().advance(&lease, Arrow::RELEASE, Change::default()).await.unwrap().unwrap();
+    let lease = second.fresh(shop.two()).await;
+    assert!(matches!(shop.one().claim(&first.new()).await.unwrap(), Claimed::IdentifierConflict));
+    shop.two().advance(&lease, Arrow::REFUSED, Change::default()).await.unwrap().unwrap();
+    // The one that failed is found on the chain while its identifier is another's again.
+    first.fresh(shop.one()).await;
+    let looks = shop.one().take(&second.identity, State::Failed, false).await.unwrap().unwrap();
+    let receipt = receipt();
+    let found = Change { receipt: Some(&receipt), ..Change::default() };
+    shop.one().advance(&looks, Arrow::FOUND, found).await.unwrap().unwrap();
+    assert!(shop.two().look(&second.identity).await.unwrap().unwrap().proven_by(&second.proof));
+}
+
+async fn free_runs_are_counted_one_at_a_time(shop: &Shop) {
+    let pay = pay(1);
+    let lease = pay.settling(shop.one()).await;
+    let receipt = receipt();
+    let change = Change { receipt: Some(&receipt), ..Change::default() };
+    // `upfront`: the handler runs under the same lease, and nobody else runs it.
+    shop.one().advance(&lease, Arrow::SETTLED_AND_RUNS, change).await.unwrap().unwrap();
+    assert!(shop.two().take(&pay.identity, State::Settled, true).await.unwrap().is_none());
+    let failed = Change { answer: Some(Answer::Failed), reason: Some("handler_failed"), ..Change::default() };
+    shop.one().advance(&lease, Arrow::RAN, failed).await.unwrap().unwrap();
+    for run in 1..=3 {
+        let both = join_all([0, 1].map(|n| shop.replicas[n].take(&pay.identity, State::Settled, true))).await;
+        let mut leases: Vec<Lease> = both.into_iter().filter_map(Result::unwrap).collect();
+        assert_eq!(leases.len(), 1, "run {run}");
+        shop.one().advance(&leases.remove(0), Arrow::RAN, failed).await.unwrap().unwrap();
+    }
+    assert!(shop.two().take(&pay.identity, State::Settled, true).await.unwrap().is_none(), "no run is left");
+    assert_eq!(shop.two().look(&pay.identity).await.unwrap().unwrap().runs, 3);
+    // A further round of input is none of them.
+    let lease = shop.two().take(&pay.identity, State::Settled, false).await.unwrap().unwrap();
+    let result = raw(r#"{"resultType":"input_required"}"#);
+    let asks =
+        Change { answer: Some(Answer::Keep { round: &[4; 32], result: &result, asks: true }), ..Change::default() };
+    shop.two().advance(&lease, Arrow::RAN, asks).await.unwrap().unwrap();
+    assert_eq!(shop.one().look(&pay.identity).await.unwrap().unwrap().kept, Kept::Asks);
+}
+
+async fn arrows_are_taken_from_their_states_only(shop: &Shop) {
+    let receipt = receipt();
+    let with = |arrow: Arrow| Change {
+        receipt: (arrow.to == State::Settled).then_some(&*receipt),
+        settle_request: (arrow.to == State::Settling).then_some(&b"r"[..]),
+        ..Change::default()
+    };
+    // From `claimed` and from `settling`, whose holder keeps its lease: every arrow that does not begin there is refused.
+    for (n, arrow) in Arrow::ALL.into_iter().enumerate() {
+        let pay = pay(n as u8);
+        let lease = pay.fresh(shop.one()).await;
+        let taken = shop.two().advance(&lease, arrow, with(arrow)).await.unwrap().is_ok();
+        assert_eq!(taken, arrow.from.contains(&State::Claimed), "{arrow:?}");
+        let pay = self::pay(100 + n as u8);
+        let lease = pay.settling(shop.one()).await;
+        let taken = shop.two().advance(&lease, arrow, with(arrow)).await.unwrap().is_ok();
+        assert_eq!(taken, arrow.from.contains(&State::Settling), "{arrow:?}");
+    }
+    // A settled claim is nobody's to change without a lease, and never leaves its state.
+    let pay = pay(200);
+    let lease = pay.settling(shop.one()).await;
+    shop.one().advance(&lease, Arrow::SETTLED, with(Arrow::SETTLED)).await.unwrap().unwrap();
+    let lease = shop.one().take(&pay.identity, State::Settled, false).await.unwrap().unwrap();
+    for arrow in Arrow::ALL.into_iter().filter(|arrow| *arrow != Arrow::RAN) {
+        assert_eq!(shop.one().advance(&lease, arrow, with(arrow)).await.unwrap(), Err(Lost), "{arrow:?}");
+    }
+}
+
+async fn answers_are_forgotten_and_identities_are_not(shop: &Shop) {
+    let (kept, open) = (pay(1), pay(2));
+    let result = raw("{}");
+    for pay in [&kept, &open] {
+        let lease = pay.fresh(shop.one()).await;
+        let answer = Some(Answer::Keep { round: &pay.call.round, result: &result, asks: false });
+        let change = Change { settle_request: Some(b"r"), answer, ..Change::default() };
+        shop.one().advance(&lease, Arrow::SETTLE, change).await.unwrap().unwrap();
+        let receipt = receipt();
+        let change = Change { receipt: Some(&receipt), ..Change::default() };
+        let arrow = if pay.identity == kept.identity { Arrow::SETTLED } else { Arrow::LOST };
+        shop.one().advance(&lease, arrow, change).await.unwrap().unwrap();
+    }
+    assert_eq!(shop.two().forget_answers(100).await.unwrap(), 0);
+    shop.later(3_600_001).await;
+    assert!(shop.two().answer(&kept.identity, &kept.call.round).await.unwrap().is_none());
+    // That of an open settlement is still to be handed over.
+    assert_eq!(shop.two().forget_answers(100).await.unwrap(), 1);
+    assert!(matches!(shop.two().claim(&kept.new()).await.unwrap(), Claimed::Known(_)), "used once, for ever");
+}
+
+async fn what_is_stored_is_sealed_for_its_own_row(shop: &Shop) {
+    let (a, b) = (pay(1), pay(2));
+    for pay in [&a, &b] {
+        pay.settling(shop.one()).await;
+    }
+    let strange = KeyRing::new(vec![vec![8; 32]]).unwrap();
+    let sealed = shop.one().sealed_request(&a.identity).await.unwrap();
+    assert!(!sealed.windows(11).any(|part| part == b"the request"));
+    assert!(ring().open(&request_context(&b.identity), &sealed).is_err(), "another row's");
+    assert!(strange.open(&request_context(&a.identity), &sealed).is_err(), "another ring");
+    assert_eq!(ring().open(&request_context(&a.identity), &sealed).unwrap(), b"the request");
+}
