@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use bytes::Bytes;
+use http::HeaderValue;
 use serde_json::value::RawValue;
 use url::Url;
 
@@ -35,11 +36,67 @@ pub struct Facilitator {
     http: Client,
     /// Without a `/` at its end.
     base: String,
+    /// Marked as sensitive, so that no Debug shows it.
+    authorization: Option<HeaderValue>,
+}
+
+/// The body of `/verify` and `/settle`. Kept as it is, the same settle can be asked again, byte for byte.
+#[derive(Clone, PartialEq, Eq)]
+pub struct Question(Bytes);
+
+impl Question {
+    pub fn new(payload: &RawValue, requirements: &RawValue) -> Question {
+        Question(Bytes::from(format!(
+            r#"{{"x402Version":{VERSION},"paymentPayload":{},"paymentRequirements":{}}}"#,
+            payload.get(),
+            requirements.get()
+        )))
+    }
+
+    /// One that was kept.
+    pub fn kept(bytes: Vec<u8>) -> Question {
+        Question(Bytes::from(bytes))
+    }
+
+    pub fn bytes(&self) -> &[u8] {
+        &self.0
+    }
+}
+
+/// One entry of `/supported` that this version can use.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct SupportedKind {
+    pub scheme: String,
+    pub network: String,
 }
 
 impl Facilitator {
     pub fn new(http: Client, base: &Url) -> Facilitator {
-        Facilitator { http, base: base.as_str().trim_end_matches('/').to_owned() }
+        Facilitator { http, base: base.as_str().trim_end_matches('/').to_owned(), authorization: None }
+    }
+
+    /// The value of the header `Authorization`; `None` where the text can be no header.
+    pub fn with_authorization(self, value: &str) -> Option<Facilitator> {
+        let mut value = HeaderValue::from_str(value).ok()?;
+        value.set_sensitive(true);
+        Some(Facilitator { authorization: Some(value), ..self })
+    }
+
+    /// What it verifies and settles in this version of the protocol (core specification 7.3), at most 1,000 kinds.
+    pub async fn supported(&self, timeout: Duration) -> Result<Vec<SupportedKind>, FacilitatorError> {
+        let request = self.request(http::Request::get(format!("{}/supported", self.base)), Bytes::new())?;
+        let answer = self.send("kinds", request, timeout).await?;
+        let kinds = json::member(&answer, "kinds").and_then(json::elements);
+        let kinds = kinds.ok_or_else(|| FacilitatorError::Malformed("kinds is no list".into()))?;
+        let kind = |raw: &RawValue| {
+            let text = |name| json::member(raw, name).and_then(json::string).map(|text| text.into_owned());
+            let ours = json::member(raw, "x402Version").map(RawValue::get) == Some(VERSION.to_string().as_str());
+            if !ours {
+                return None;
+            }
+            Some(SupportedKind { scheme: text("scheme")?, network: text("network")? })
+        };
+        Ok(kinds.into_iter().filter_map(kind).take(1_000).collect())
     }
 
     pub async fn verify(
@@ -48,7 +105,7 @@ impl Facilitator {
         requirements: &RawValue,
         timeout: Duration,
     ) -> Result<Verdict, FacilitatorError> {
-        let answer = self.post("/verify", "isValid", payload, requirements, timeout).await?;
+        let answer = self.post("/verify", "isValid", &Question::new(payload, requirements), timeout).await?;
         match json::member(&answer, "isValid").map(RawValue::get) {
             Some("true") => Ok(Verdict::Valid),
             Some("false") => {
@@ -67,30 +124,51 @@ impl Facilitator {
         requirements: &RawValue,
         timeout: Duration,
     ) -> Result<(Box<RawValue>, Settlement), FacilitatorError> {
-        let answer = self.post("/settle", "success", payload, requirements, timeout).await?;
+        self.settle_exactly(&Question::new(payload, requirements), timeout).await
+    }
+
+    /// The same with a question that is kept, so that it can be asked again.
+    pub async fn settle_exactly(
+        &self,
+        question: &Question,
+        timeout: Duration,
+    ) -> Result<(Box<RawValue>, Settlement), FacilitatorError> {
+        let answer = self.post("/settle", "success", question, timeout).await?;
         let settlement = Settlement::parse(&answer).map_err(|e| FacilitatorError::Malformed(e.to_string()))?;
         Ok((answer, settlement))
     }
 
-    /// An answer that is not 2xx counts where it is JSON with the member that decides; any other is an error.
     async fn post(
         &self,
         path: &str,
         deciding: &str,
-        payload: &RawValue,
-        requirements: &RawValue,
+        question: &Question,
         timeout: Duration,
     ) -> Result<Box<RawValue>, FacilitatorError> {
-        let body = format!(
-            r#"{{"x402Version":{VERSION},"paymentPayload":{},"paymentRequirements":{}}}"#,
-            payload.get(),
-            requirements.get()
-        );
-        let request = http::Request::post(format!("{}{path}", self.base))
-            .header(http::header::CONTENT_TYPE, "application/json")
-            .header(http::header::ACCEPT, "application/json")
-            .body(Bytes::from(body))
-            .map_err(|_| FacilitatorError::Malformed("its URL is none".into()))?;
+        let request =
+            http::Request::post(format!("{}{path}", self.base)).header(http::header::CONTENT_TYPE, "application/json");
+        self.send(deciding, self.request(request, question.0.clone())?, timeout).await
+    }
+
+    fn request(
+        &self,
+        mut request: http::request::Builder,
+        body: Bytes,
+    ) -> Result<http::Request<Bytes>, FacilitatorError> {
+        request = request.header(http::header::ACCEPT, "application/json");
+        if let Some(value) = &self.authorization {
+            request = request.header(http::header::AUTHORIZATION, value);
+        }
+        request.body(body).map_err(|_| FacilitatorError::Malformed("its URL is none".into()))
+    }
+
+    /// An answer that is not 2xx counts where it is JSON with the member that decides; any other is an error.
+    async fn send(
+        &self,
+        deciding: &str,
+        request: http::Request<Bytes>,
+        timeout: Duration,
+    ) -> Result<Box<RawValue>, FacilitatorError> {
         let answer = self.http.send_within(request, Limits { timeout, max_response_bytes: MAX_ANSWER }).await?;
         let checked = json::check(answer.body(), json::Limits { bytes: MAX_ANSWER, depth: MAX_DEPTH });
         match checked {
@@ -99,5 +177,19 @@ impl Facilitator {
             Ok(_) => Err(FacilitatorError::Malformed(format!("it has no {deciding}"))),
             Err(e) => Err(FacilitatorError::Malformed(format!("it {e}"))),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_question_that_was_kept_is_the_same_byte_for_byte() {
+        let payload = RawValue::from_string(r#"{ "x":1.0 }"#.into()).unwrap();
+        let question = Question::new(&payload, &RawValue::from_string("{}".into()).unwrap());
+        let body = r#"{"x402Version":2,"paymentPayload":{ "x":1.0 },"paymentRequirements":{}}"#;
+        assert_eq!(question.bytes(), body.as_bytes());
+        assert!(Question::kept(question.bytes().to_vec()) == question);
     }
 }
