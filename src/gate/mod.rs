@@ -6,9 +6,11 @@
 pub mod challenge;
 pub mod claims;
 pub mod extensions;
+pub mod known;
 pub mod listing;
 pub mod payment;
 pub mod prices;
+pub mod settle;
 mod splice;
 pub mod target;
 mod template;
