@@ -4,6 +4,7 @@
 
 pub mod file;
 mod auth;
+mod gate;
 mod http;
 mod keys;
 mod legacy;
@@ -29,6 +30,7 @@ use url::Url;
 use zeroize::Zeroizing;
 
 pub use auth::{ApiServer, Auth, KeysFile, KubernetesSettings, parse_keys};
+pub use gate::{GateConfig, GateFacilitator, load_gate};
 pub use http::Http;
 pub use keys::KeyRingSource;
 pub use legacy::LegacySse;

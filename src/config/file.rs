@@ -34,6 +34,7 @@ pub struct File {
     pub policy: Policy,
     #[serde(default)]
     pub reload: Reload,
+    pub gate: Option<Gate>,
 }
 
 #[derive(Debug, Deserialize)]
@@ -251,4 +252,105 @@ pub struct NetworkSecurity {
     pub ca_file: Option<String>,
     #[serde(default)]
     pub resolved_mcp_endpoints: BTreeMap<String, String>,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Gate {
+    pub facilitator: Option<GateFacilitator>,
+    /// By network, where one is settled by another than the rest.
+    #[serde(default)]
+    pub facilitators: BTreeMap<String, GateFacilitator>,
+    /// What an item costs that is listed nowhere: `free` or `deny`.
+    pub default: Option<String>,
+    #[serde(default)]
+    pub exempt_methods: Vec<String>,
+    /// By network: `operator`, where an unknown settlement is a person's to resolve.
+    #[serde(default)]
+    pub unknown: BTreeMap<String, String>,
+    #[serde(default)]
+    pub assets: Vec<GateAsset>,
+    #[serde(default)]
+    pub defaults: GateItem,
+    #[serde(default)]
+    pub free: GateFree,
+    #[serde(default)]
+    pub tools: BTreeMap<String, GateItem>,
+    #[serde(default)]
+    pub resources: BTreeMap<String, GateItem>,
+    #[serde(default)]
+    pub prompts: BTreeMap<String, GateItem>,
+    #[serde(default)]
+    pub response_cache: GateResponseCache,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct GateFacilitator {
+    pub base_url: String,
+    pub auth_header_env: Option<String>,
+    pub timeout_ms: Option<u64>,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct GateAsset {
+    pub network: String,
+    pub asset: String,
+    pub symbol: String,
+    pub decimals: u8,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct GateFree {
+    #[serde(default)]
+    pub tools: Vec<String>,
+    #[serde(default)]
+    pub resources: Vec<String>,
+    #[serde(default)]
+    pub prompts: Vec<String>,
+}
+
+/// An item, or what all items have unless they say otherwise.
+#[derive(Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct GateItem {
+    pub price: Option<String>,
+    pub amount_atomic: Option<String>,
+    pub scheme: Option<String>,
+    pub network: Option<String>,
+    pub asset: Option<String>,
+    pub pay_to: Option<String>,
+    pub max_timeout_seconds: Option<u64>,
+    pub extra: Option<serde_json::Map<String, serde_json::Value>>,
+    pub offers: Option<Vec<GateOffer>>,
+    pub flow: Option<String>,
+    pub url: Option<String>,
+    pub description: Option<String>,
+    pub mime_type: Option<String>,
+    pub service_name: Option<String>,
+    pub tags: Option<Vec<String>>,
+    pub icon_url: Option<String>,
+    pub payment_identifier: Option<String>,
+}
+
+#[derive(Debug, Default, Clone, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct GateOffer {
+    pub price: Option<String>,
+    pub amount_atomic: Option<String>,
+    pub scheme: Option<String>,
+    pub network: Option<String>,
+    pub asset: Option<String>,
+    pub pay_to: Option<String>,
+    pub max_timeout_seconds: Option<u64>,
+    pub extra: Option<serde_json::Map<String, serde_json::Value>>,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct GateResponseCache {
+    pub ttl_seconds: Option<u64>,
+    pub max_bytes: Option<usize>,
 }

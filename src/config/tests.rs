@@ -4,7 +4,7 @@ use super::*;
 use crate::ledger::Database;
 use crate::ledger::postgres::Pooler;
 
-struct Fake(BTreeMap<&'static str, &'static str>);
+pub(super) struct Fake(BTreeMap<&'static str, &'static str>);
 impl Source for Fake {
     fn env(&self, name: &str) -> Option<String> {
         self.0.get(name).map(|v| (*v).to_owned())
@@ -24,7 +24,7 @@ impl Source for Fake {
         Keystore::parse(self.0.get(path.to_str().unwrap()).copied().unwrap_or_default())
     }
 }
-fn source(pairs: &[(&'static str, &'static str)]) -> Fake {
+pub(super) fn source(pairs: &[(&'static str, &'static str)]) -> Fake {
     let mut all: BTreeMap<_, _> = pairs.iter().copied().collect();
     all.entry("HOME").or_insert("/home/a");
     Fake(all)
