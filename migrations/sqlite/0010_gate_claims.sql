@@ -18,6 +18,8 @@ CREATE TABLE claims (
     nonce           TEXT   NOT NULL CHECK (nonce <> ''),
     -- The last ledger (Stellar) or second (EVM) in which the authorization can settle.
     dies_at         INTEGER NOT NULL CHECK (dies_at >= 0),
+    -- The newest ledger (Stellar) or second (EVM) when it was first seen; 0 where that was not known. It never changes.
+    seen_at         INTEGER NOT NULL CHECK (seen_at >= 0),
     -- The requirements, frozen: what is settled, whatever the prices are by then.
     offer           TEXT   NOT NULL CHECK (offer <> ''),
     -- Whoever works on it. Every change of state names the token.

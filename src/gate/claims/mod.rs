@@ -13,7 +13,7 @@ mod postgres;
 mod sqlite;
 mod states;
 #[cfg(test)]
-mod tests;
+pub(super) mod tests;
 
 use std::fmt;
 #[cfg(feature = "sqlite")]
@@ -90,6 +90,9 @@ pub struct NewClaim<'a> {
     pub nonce: &'a str,
     /// `payment::Payment::dies_at`.
     pub dies_at: u64,
+    /// The newest ledger (Stellar) or second (EVM) that is known now, or 0. The first claim's stays: it is where the
+    /// chain's history of this payment is looked for.
+    pub seen_at: u64,
     /// The requirements, raw.
     pub offer: &'a RawValue,
 }
@@ -144,6 +147,9 @@ pub struct Claim {
     pub payer: String,
     pub nonce: String,
     pub dies_at: u64,
+    pub seen_at: u64,
+    /// When it was first claimed, unix milliseconds of the store.
+    pub created_ms: u64,
     pub offer: Box<RawValue>,
     /// Somebody works on it now.
     pub leased: bool,
@@ -189,6 +195,8 @@ pub(super) fn fake(state: State, call_hash: [u8; 32], proof: Proof) -> Claim {
         payer: "GA".into(),
         nonce: "1".into(),
         dies_at: 0,
+        seen_at: 0,
+        created_ms: 0,
         offer: RawValue::NULL.to_owned(),
         leased: false,
         settles: 0,
@@ -442,6 +450,8 @@ struct Columns {
     payer: String,
     nonce: String,
     dies_at: i64,
+    seen_at: i64,
+    created: i64,
     offer: String,
     leased: bool,
     settles: i64,
@@ -453,13 +463,14 @@ struct Columns {
 
 /// In the order of [`Columns`]; behind them the question whether somebody works on it differs.
 const COLUMNS: &str = "identity, state, scope, call_hash, identifier_hash, session_hash, network, payer, nonce, dies_at, \
-    offer, settles, runs, receipt, reason, answer";
+    offer, settles, runs, receipt, reason, answer, seen_at, created";
 
 impl Columns {
     fn read(self) -> Result<Claim, LedgerError> {
         let broken = |what: &str| LedgerError::Inconsistent(format!("a claim's {what} cannot be read"));
         let hash = |bytes: Vec<u8>, what| <[u8; 32]>::try_from(bytes).map_err(|_| broken(what));
         let raw = |text: String, what| RawValue::from_string(text).map_err(|_| broken(what));
+        let moment = |n: i64, what| u64::try_from(n).map_err(|_| broken(what));
         let count = |n: i64, what| u32::try_from(n).map_err(|_| broken(what));
         Ok(Claim {
             identity: Identity(hash(self.identity, "identity")?),
@@ -473,7 +484,9 @@ impl Columns {
             network: self.network,
             payer: self.payer,
             nonce: self.nonce,
-            dies_at: u64::try_from(self.dies_at).map_err(|_| broken("dies_at"))?,
+            dies_at: moment(self.dies_at, "dies_at")?,
+            seen_at: moment(self.seen_at, "seen_at")?,
+            created_ms: moment(self.created, "created")?,
             offer: raw(self.offer, "offer")?,
             leased: self.leased,
             settles: count(self.settles, "settles")?,

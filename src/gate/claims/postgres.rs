@@ -89,8 +89,8 @@ impl Postgres {
         let sql = format!(
             "WITH made AS ( \
                INSERT INTO {0}claims AS c (identity, state, scope, call_hash, identifier_hash, session_hash, network, \
-                 payer, nonce, dies_at, offer, lease_token, lease_until, due, created, changed) \
-               SELECT $1, 'claimed', $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, now + $12, now + $12, now, now \
+                 payer, nonce, dies_at, seen_at, offer, lease_token, lease_until, due, created, changed) \
+               SELECT $1, 'claimed', $2, $3, $4, $5, $6, $7, $8, $9, $13, $10, $11, now + $12, now + $12, now, now \
                FROM (SELECT {0}tollway_now() AS now) clock \
                ON CONFLICT (identity) DO UPDATE SET \
                  state = 'claimed', scope = excluded.scope, call_hash = excluded.call_hash, \
@@ -107,7 +107,7 @@ impl Postgres {
         );
         let identifier = new.proof.identifier.as_ref().map(|hash| &hash[..]);
         let session = new.proof.session.as_ref().map(|hash| &hash[..]);
-        let params: [Param<'_>; 12] = [
+        let params: [Param<'_>; 13] = [
             (&&new.identity.0[..], Type::BYTEA),
             (&new.scope, Type::TEXT),
             (&&new.call.call[..], Type::BYTEA),
@@ -120,6 +120,7 @@ impl Postgres {
             (&new.offer.get(), Type::TEXT),
             (&&lease.token[..], Type::BYTEA),
             (&lease_ms, Type::INT8),
+            (&i64::try_from(new.seen_at).unwrap_or(i64::MAX), Type::INT8),
         ];
         match self.run(&sql, &params).await {
             Ok(rows) => Ok(Some(!rows.is_empty())),
@@ -303,7 +304,9 @@ fn claim(row: &Row) -> Result<Claim, LedgerError> {
         receipt: column(row, 13)?,
         reason: column(row, 14)?,
         answer: column(row, 15)?,
-        leased: column(row, 16)?,
+        seen_at: column(row, 16)?,
+        created: column(row, 17)?,
+        leased: column(row, 18)?,
     }
     .read()
 }

@@ -75,8 +75,8 @@ impl Sqlite {
         }
         sqlx::query(
             "INSERT INTO claims (identity, state, scope, call_hash, identifier_hash, session_hash, network, payer, nonce, \
-             dies_at, offer, lease_token, lease_until, due, created, changed) \
-             VALUES (?1, 'claimed', ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?12, ?13, ?13) \
+             dies_at, offer, lease_token, lease_until, due, created, changed, seen_at) \
+             VALUES (?1, 'claimed', ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?12, ?13, ?13, ?14) \
              ON CONFLICT (identity) DO UPDATE SET state = 'claimed', scope = excluded.scope, \
              call_hash = excluded.call_hash, identifier_hash = excluded.identifier_hash, \
              session_hash = excluded.session_hash, dies_at = excluded.dies_at, offer = excluded.offer, \
@@ -96,6 +96,7 @@ impl Sqlite {
         .bind(&lease.token[..])
         .bind(now.saturating_add(lease_ms))
         .bind(now)
+        .bind(i64::try_from(new.seen_at).unwrap_or(i64::MAX))
         .execute(&mut *tx)
         .await
         .map_err(unavailable)?;
@@ -359,7 +360,9 @@ fn claim(row: &SqliteRow) -> Result<Claim, LedgerError> {
         receipt: column(row, 13)?,
         reason: column(row, 14)?,
         answer: column(row, 15)?,
-        leased: column(row, 16)?,
+        seen_at: column(row, 16)?,
+        created: column(row, 17)?,
+        leased: column(row, 18)?,
     }
     .read()
 }

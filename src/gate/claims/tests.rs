@@ -11,7 +11,7 @@ use super::*;
 use crate::ports::{Clock, machine};
 
 /// A clock that the test moves; the databases have their own, so leases there are let go by rewriting the row.
-struct Hands(AtomicU64);
+pub struct Hands(pub AtomicU64);
 impl Clock for Hands {
     fn unix_ms(&self) -> u64 {
         self.0.load(Ordering::SeqCst)
@@ -70,7 +70,7 @@ async fn execute(url: &str, sql: &str) -> Result<(), tokio_postgres::Error> {
     said
 }
 
-fn world() -> (World, Arc<Hands>) {
+pub fn world() -> (World, Arc<Hands>) {
     let clock = Arc::new(Hands(AtomicU64::new(1_800_000_000_000)));
     let mut world = machine::world().0;
     world.clock = clock.clone();
@@ -159,6 +159,7 @@ impl Pay {
             payer: "GA",
             nonce: "5",
             dies_at: 100,
+            seen_at: 40,
             offer: &self.offer,
         }
     }
@@ -242,11 +243,18 @@ async fn what_was_never_broadcast_may_be_claimed_anew(shop: &Shop) {
     shop.one().advance(&lease, Arrow::RELEASE, change).await.unwrap().unwrap();
     let claim = shop.two().look(&pay.identity).await.unwrap().unwrap();
     assert_eq!((claim.state, claim.reason.as_deref()), (State::Released, Some("handler_failed")));
+    let first = (claim.seen_at, claim.created_ms);
+    assert_eq!(first.0, 40);
+    shop.later(5).await;
     // For another call, too: it bought nothing yet.
     let other = CallKey { call: [9; 32], round: [9; 32], continues: false };
-    let Claimed::Fresh(_) = shop.two().claim(&NewClaim { call: &other, ..pay.new() }).await.unwrap() else { panic!() };
+    let Claimed::Fresh(_) = shop.two().claim(&NewClaim { call: &other, seen_at: 90, ..pay.new() }).await.unwrap()
+    else {
+        panic!()
+    };
     let claim = shop.one().look(&pay.identity).await.unwrap().unwrap();
     assert!(claim.is_for(&other) && !claim.is_for(&pay.call) && claim.reason.is_none());
+    assert_eq!((claim.seen_at, claim.created_ms), first, "the chain's history of it begins where it was first seen");
 }
 
 async fn a_holder_that_was_frozen_changes_nothing(shop: &Shop) {
