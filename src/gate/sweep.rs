@@ -1,0 +1,131 @@
+//! The end of a settlement that nobody knows: the facilitator is asked the same question again, of which only the yes
+//! counts, and then the chain. Until one of them proves something, the claim stays unknown, and nobody is asked to pay
+//! again.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use serde_json::json;
+
+use super::claims::{Arrow, Change, Claim, ClaimError, Due, Lost};
+use super::sell::Seller;
+use super::settle::{Judged, judge};
+use crate::chain::NonceReading;
+use crate::chain::stellar::{NonceQuestion, Stellar};
+use crate::facilitator::Question;
+use crate::json;
+use crate::money::Network;
+use crate::x402::Offer;
+
+/// By network; one that is missing is the operator's to resolve.
+pub type Chains = BTreeMap<Network, Arc<Stellar>>;
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Resolved {
+    Settled,
+    /// Dead and unused: the payer may pay again.
+    Failed,
+    StillUnknown,
+    /// Another one has the claim, or it ended meanwhile.
+    Lost,
+}
+
+const SHORTEST: Duration = Duration::from_secs(5);
+const LONGEST: Duration = Duration::from_secs(300);
+
+impl Seller {
+    /// At most `most` claims that are due, one after the other.
+    pub async fn sweep(&self, chains: &Chains, most: u32, now_ms: u64) -> Result<Vec<Resolved>, ClaimError> {
+        let mut all = Vec::new();
+        for due in self.claims.due(most).await? {
+            all.push(self.resolve(&due, chains, now_ms).await?);
+        }
+        Ok(all)
+    }
+
+    /// `now_ms`: by the store's clock, as near as it is known; it decides only when the claim is looked at again.
+    pub async fn resolve(&self, due: &Due, chains: &Chains, now_ms: u64) -> Result<Resolved, ClaimError> {
+        let found = self.holding(&due.lease, self.evidence(&due.claim, chains)).await;
+        let Ok(found) = found else { return Ok(Resolved::Lost) };
+        let (arrow, resolved, receipt, reason) = match &found {
+            Evidence::Receipt(receipt) => (Arrow::SETTLED, Resolved::Settled, Some(&**receipt), None),
+            Evidence::Unused => (Arrow::FAILED, Resolved::Failed, None, Some("expired_unspent")),
+            Evidence::Nothing(why) => (Arrow::STILL_UNKNOWN, Resolved::StillUnknown, None, Some(why.as_str())),
+        };
+        // The longer it is open, the rarer it is looked at.
+        let age = Duration::from_millis(now_ms.saturating_sub(due.claim.created_ms));
+        let again_in = Some((age / 4).clamp(SHORTEST, LONGEST));
+        let change = Change { receipt, reason, again_in, ..Change::default() };
+        match self.claims.advance(&due.lease, arrow, change).await? {
+            Ok(()) => Ok(resolved),
+            Err(Lost) => Ok(Resolved::Lost),
+        }
+    }
+
+    async fn evidence(&self, claim: &Claim, chains: &Chains) -> Evidence {
+        let Ok(network) = claim.network.parse::<Network>() else { return Evidence::nothing("unreadable_network") };
+        match (self.claims.settle_request(&claim.identity).await, self.facilitators.get(&network)) {
+            (Ok(Some(kept)), Some(facilitator)) => {
+                let said = facilitator.settle_exactly(&Question::kept(kept), self.settings.facilitator).await;
+                let settlement = said.as_ref().map(|(_, settlement)| settlement);
+                if judge(settlement, &network, &claim.payer, false, true) == Judged::Settled
+                    && let Ok((receipt, _)) = said
+                {
+                    return Evidence::Receipt(receipt);
+                }
+            }
+            (Ok(_), _) => {}
+            // The chain can still tell.
+            (Err(error), _) => tracing::error!(%error, "a settle request cannot be asked again"),
+        }
+        match chains.get(&network) {
+            Some(chain) => on_stellar(chain, claim).await,
+            None => Evidence::nothing("operator_resolves"),
+        }
+    }
+}
+
+enum Evidence {
+    Receipt(Box<serde_json::value::RawValue>),
+    Unused,
+    Nothing(String),
+}
+
+impl Evidence {
+    fn nothing(why: &str) -> Evidence {
+        Evidence::Nothing(why.to_owned())
+    }
+}
+
+async fn on_stellar(chain: &Stellar, claim: &Claim) -> Evidence {
+    let (Ok(offer), Ok(nonce)) = (Offer::parse(&claim.offer), claim.nonce.parse()) else {
+        return Evidence::nothing("unreadable_claim");
+    };
+    let ledger = |n: u64| u32::try_from(n).unwrap_or(u32::MAX);
+    let question = NonceQuestion {
+        payer: &claim.payer,
+        pay_to: &offer.pay_to,
+        asset: offer.asset.as_str(),
+        nonce,
+        expiration: ledger(claim.dies_at),
+        reserved_at: ledger(claim.seen_at),
+        reserved_ms: claim.created_ms,
+    };
+    match chain.nonce_reading(question).await {
+        NonceReading::Used { ledger } => {
+            let used = u32::try_from(ledger).unwrap_or(u32::MAX);
+            let transaction = chain.transaction_of(question, used).await.unwrap_or_default();
+            // What a facilitator would have said; no RPC may keep the transaction any more.
+            Evidence::Receipt(json::raw(&json!({
+                "success": true,
+                "transaction": transaction,
+                "network": claim.network,
+                "payer": claim.payer,
+            })))
+        }
+        NonceReading::Dead | NonceReading::Cancelled => Evidence::Unused,
+        NonceReading::Open => Evidence::nothing("still_alive"),
+        NonceReading::Inconclusive(why) => Evidence::Nothing(format!("inconclusive: {why}")),
+    }
+}
