@@ -264,7 +264,7 @@ mod tests {
 
     #[test]
     fn builder_codes_are_checked_though_none_is_offered() {
-        let many = vec!["\"svc\""; 11].join(",");
+        let many = ["\"svc\""; 11].join(",");
         for (codes, expected) in [
             (r#"{"s":"svc_1"}"#.to_owned(), "ok"),
             (r#"{"s":["a","b"]}"#.into(), "ok"),

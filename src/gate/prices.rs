@@ -88,7 +88,7 @@ impl Terms {
             }
             _ => {
                 for needed in ["name", "version"] {
-                    if !extra.get(needed).is_some_and(|value| value.as_str().is_some_and(|text| !text.is_empty())) {
+                    if extra.get(needed).and_then(Value::as_str).unwrap_or_default().is_empty() {
                         let problem =
                             format!("{needed} is missing: a payer signs over the token's EIP-712 name and version");
                         return refuse("extra", problem);

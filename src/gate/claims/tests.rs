@@ -149,7 +149,7 @@ fn pay(n: u8) -> Pay {
 }
 
 impl Pay {
-    fn new(&self) -> NewClaim<'_> {
+    fn as_new(&self) -> NewClaim<'_> {
         NewClaim {
             identity: self.identity,
             scope: "tool:search",
@@ -165,7 +165,7 @@ impl Pay {
     }
 
     async fn fresh(&self, claims: &Claims) -> Lease {
-        match claims.claim(&self.new()).await.unwrap() {
+        match claims.claim(&self.as_new()).await.unwrap() {
             Claimed::Fresh(lease) => lease,
             other => panic!("{other:?}"),
         }
@@ -193,7 +193,7 @@ fn receipt() -> Box<RawValue> {
 
 async fn one_of_many_claims_and_the_others_learn_of_it(shop: &Shop) {
     let pay = pay(1);
-    let new = pay.new();
+    let new = pay.as_new();
     let all = join_all((0..40).map(|n| shop.replicas[n % 2].claim(&new))).await;
     let fresh = all.iter().filter(|claimed| matches!(claimed, Ok(Claimed::Fresh(_)))).count();
     let known =
@@ -248,7 +248,7 @@ async fn what_was_never_broadcast_may_be_claimed_anew(shop: &Shop) {
     shop.later(5).await;
     // For another call, too: it bought nothing yet.
     let other = CallKey { call: [9; 32], round: [9; 32], continues: false };
-    let Claimed::Fresh(_) = shop.two().claim(&NewClaim { call: &other, seen_at: 90, ..pay.new() }).await.unwrap()
+    let Claimed::Fresh(_) = shop.two().claim(&NewClaim { call: &other, seen_at: 90, ..pay.as_new() }).await.unwrap()
     else {
         panic!()
     };
@@ -262,7 +262,7 @@ async fn a_holder_that_was_frozen_changes_nothing(shop: &Shop) {
     let frozen = pay.fresh(shop.one()).await;
     shop.one().renew(&frozen).await.unwrap().unwrap();
     shop.later(29_000).await;
-    assert!(matches!(shop.two().claim(&pay.new()).await.unwrap(), Claimed::Known(_)), "its lease runs");
+    assert!(matches!(shop.two().claim(&pay.as_new()).await.unwrap(), Claimed::Known(_)), "its lease runs");
     shop.one().renew(&frozen).await.unwrap().unwrap();
     shop.later(31_000).await;
     let second = pay.fresh(shop.two()).await;
@@ -290,7 +290,7 @@ async fn a_dead_holder_in_settling_leaves_an_unknown_claim_for_one_sweep(shop: &
     assert_eq!(due.claim.reason.as_deref(), Some("holder_gone"));
     assert_eq!(claimed.state(shop.one()).await, State::Released);
     // A settle may have gone out: nobody claims it anew, and the dead holder's yes comes too late.
-    assert!(matches!(shop.two().claim(&settling.new()).await.unwrap(), Claimed::Known(_)));
+    assert!(matches!(shop.two().claim(&settling.as_new()).await.unwrap(), Claimed::Known(_)));
     let receipt = receipt();
     let change = Change { receipt: Some(&receipt), ..Change::default() };
     assert_eq!(shop.one().advance(&dead, Arrow::SETTLED, change).await.unwrap(), Err(Lost));
@@ -314,7 +314,7 @@ async fn a_failed_one_is_found_on_the_chain_or_claimed_anew(shop: &Shop) {
     // One looks at the chain; meanwhile nobody claims it.
     let looks = shop.one().take(&pay.identity, State::Failed, false).await.unwrap().unwrap();
     assert!(shop.two().take(&pay.identity, State::Failed, false).await.unwrap().is_none());
-    assert!(matches!(shop.two().claim(&pay.new()).await.unwrap(), Claimed::Known(_)));
+    assert!(matches!(shop.two().claim(&pay.as_new()).await.unwrap(), Claimed::Known(_)));
     shop.one().advance(&looks, Arrow::STILL_FAILED, Change::default()).await.unwrap().unwrap();
     // Claimed anew: the count of settles stays, the old request goes.
     let lease = pay.fresh(shop.two()).await;
@@ -338,15 +338,15 @@ async fn an_identifier_names_one_payment_at_a_time(shop: &Shop) {
     let mut second = pay(2);
     second.proof = first.proof;
     let lease = first.fresh(shop.one()).await;
-    assert!(matches!(shop.two().claim(&second.new()).await.unwrap(), Claimed::IdentifierConflict));
+    assert!(matches!(shop.two().claim(&second.as_new()).await.unwrap(), Claimed::IdentifierConflict));
     // Another item's identifiers are its own.
     let mut third = pay(3);
     third.proof = first.proof;
-    let other = NewClaim { scope: "tool:other", ..third.new() };
+    let other = NewClaim { scope: "tool:other", ..third.as_new() };
     assert!(matches!(shop.two().claim(&other).await.unwrap(), Claimed::Fresh(_)));
     shop.one().advance(&lease, Arrow::RELEASE, Change::default()).await.unwrap().unwrap();
     let lease = second.fresh(shop.two()).await;
-    assert!(matches!(shop.one().claim(&first.new()).await.unwrap(), Claimed::IdentifierConflict));
+    assert!(matches!(shop.one().claim(&first.as_new()).await.unwrap(), Claimed::IdentifierConflict));
     shop.two().advance(&lease, Arrow::REFUSED, Change::default()).await.unwrap().unwrap();
     // The one that failed is found on the chain while its identifier is another's again.
     first.fresh(shop.one()).await;
@@ -430,7 +430,7 @@ async fn answers_are_forgotten_and_identities_are_not(shop: &Shop) {
     assert!(shop.two().answer(&kept.identity, &kept.call.round).await.unwrap().is_none());
     // That of an open settlement is still to be handed over.
     assert_eq!(shop.two().forget_answers(100).await.unwrap(), 1);
-    assert!(matches!(shop.two().claim(&kept.new()).await.unwrap(), Claimed::Known(_)), "used once, for ever");
+    assert!(matches!(shop.two().claim(&kept.as_new()).await.unwrap(), Claimed::Known(_)), "used once, for ever");
 }
 
 async fn what_is_stored_is_sealed_for_its_own_row(shop: &Shop) {
