@@ -90,8 +90,8 @@ pub struct NewClaim<'a> {
     pub nonce: &'a str,
     /// `payment::Payment::dies_at`.
     pub dies_at: u64,
-    /// The newest ledger (Stellar) or second (EVM) that is known now, or 0. The first claim's stays: it is where the
-    /// chain's history of this payment is looked for.
+    /// `payment::Payment::earliest`. The first claim's stays: from there on the chain's history of this payment is
+    /// looked for.
     pub seen_at: u64,
     /// The requirements, raw.
     pub offer: &'a RawValue,
@@ -217,8 +217,11 @@ pub enum Answer<'a> {
         asks: bool,
     },
     TooLarge,
-    /// It failed: nothing is kept, and it may be run again.
-    Failed,
+    /// It failed, and may be run again. What it said is kept for whoever has no run left.
+    Failed {
+        round: &'a [u8; 32],
+        said: &'a RawValue,
+    },
 }
 
 /// What is written together with an arrow.
@@ -296,6 +299,8 @@ struct Written<'a> {
     /// Round, sealed body, milliseconds.
     answer: Option<([u8; 32], Vec<u8>, i64)>,
     again_in_ms: i64,
+    /// Answers that are there live this long at least from the moment on at which they became the payer's.
+    answers_ms: i64,
 }
 
 /// Without a moment of its own an unknown claim is looked at again after this long, milliseconds.
@@ -317,6 +322,10 @@ impl Claims {
         Ok(Claims { store, world, ring, terms })
     }
 
+    pub fn terms(&self) -> &Terms {
+        &self.terms
+    }
+
     pub async fn look(&self, identity: &Identity) -> Result<Option<Claim>, ClaimError> {
         Ok(on!(self, store => store.look(identity).await)?)
     }
@@ -334,7 +343,17 @@ impl Claims {
                         return Ok(Claimed::Known(Box::new(claim)));
                     }
                 }
-                None => return Ok(Claimed::IdentifierConflict),
+                // Of two requests with this payment at one moment the later may be told of its own twin's identifier.
+                None => {
+                    return Ok(match self.look(&new.identity).await? {
+                        Some(claim)
+                            if !claim.state.may_be_claimed() && claim.proof.identifier == new.proof.identifier =>
+                        {
+                            Claimed::Known(Box::new(claim))
+                        }
+                        _ => Claimed::IdentifierConflict,
+                    });
+                }
             }
         }
         Err(LedgerError::Busy.into())
@@ -355,13 +374,13 @@ impl Claims {
     ) -> Result<Result<(), Lost>, ClaimError> {
         let (kept, answer) = match change.answer {
             None => (None, None),
-            Some(Answer::Failed) => (Some(Kept::None), None),
+            Some(Answer::Failed { round, said }) => {
+                (Some(Kept::None), Some(self.sealed(&lease.identity, &failure_of(round), said)))
+            }
             Some(Answer::TooLarge) => (Some(Kept::TooLarge), None),
             Some(Answer::Keep { round, result, asks }) => {
-                let context = answer_context(&lease.identity, round);
-                let sealed = self.ring.seal(&self.world, &context, result.get().as_bytes());
                 let kept = if asks { Kept::Asks } else { Kept::Answer };
-                (Some(kept), Some((*round, sealed, millis(self.terms.answers))))
+                (Some(kept), Some(self.sealed(&lease.identity, round, result)))
             }
         };
         let request = change.settle_request;
@@ -374,6 +393,7 @@ impl Claims {
             kept,
             answer,
             again_in_ms: change.again_in.map_or(AGAIN_MS, millis),
+            answers_ms: millis(self.terms.answers),
         };
         let taken = on!(self, store => store.advance(lease, &written).await)?;
         Ok(if taken { Ok(()) } else { Err(Lost) })
@@ -398,6 +418,16 @@ impl Claims {
         RawValue::from_string(text).map(Some).map_err(|_| broken())
     }
 
+    /// What the last run that failed said, as it was given to [`Answer::Failed`].
+    pub async fn failure(&self, identity: &Identity, round: &[u8; 32]) -> Result<Option<Box<RawValue>>, ClaimError> {
+        self.answer(identity, &failure_of(round)).await
+    }
+
+    fn sealed(&self, identity: &Identity, round: &[u8; 32], body: &RawValue) -> ([u8; 32], Vec<u8>, i64) {
+        let sealed = self.ring.seal(&self.world, &answer_context(identity, round), body.get().as_bytes());
+        (*round, sealed, millis(self.terms.answers))
+    }
+
     /// The exact settle request of a claim whose end is open.
     pub async fn settle_request(&self, identity: &Identity) -> Result<Option<Vec<u8>>, ClaimError> {
         let Some(sealed) = on!(self, store => store.settle_request(identity).await)? else { return Ok(None) };
@@ -420,6 +450,13 @@ impl Claims {
         Ok(claims.into_iter().map(due).collect())
     }
 
+    /// Removes the settle requests of failed claims whose authorization ended before `dead` (as
+    /// [`NewClaim::dies_at`]), at most `most`.
+    pub async fn forget_requests(&self, network: &str, dead: u64, most: u32) -> Result<u64, ClaimError> {
+        let dead = i64::try_from(dead).unwrap_or(i64::MAX);
+        Ok(on!(self, store => store.forget_requests(network, dead, i64::from(most)).await)?)
+    }
+
     /// Removes answers that are too old, at most `most`. Identities stay for ever.
     pub async fn forget_answers(&self, most: u32) -> Result<u64, ClaimError> {
         Ok(on!(self, store => store.forget_answers(i64::from(most)).await)?)
@@ -432,6 +469,11 @@ fn millis(duration: Duration) -> i64 {
 
 fn request_context(identity: &Identity) -> String {
     format!("gate settle request {}", hex::encode(identity.0))
+}
+
+/// Where a failure of a round is kept: beside its answer, which it is not.
+fn failure_of(round: &[u8; 32]) -> [u8; 32] {
+    Sha256::new().chain_update("tollway gate failure\0").chain_update(round).finalize().into()
 }
 
 fn answer_context(identity: &Identity, round: &[u8; 32]) -> String {

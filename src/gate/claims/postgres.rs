@@ -95,7 +95,7 @@ impl Postgres {
                ON CONFLICT (identity) DO UPDATE SET \
                  state = 'claimed', scope = excluded.scope, call_hash = excluded.call_hash, \
                  identifier_hash = excluded.identifier_hash, session_hash = excluded.session_hash, \
-                 dies_at = excluded.dies_at, offer = excluded.offer, lease_token = excluded.lease_token, \
+                 dies_at = greatest(c.dies_at, excluded.dies_at), offer = excluded.offer, lease_token = excluded.lease_token, \
                  lease_until = excluded.lease_until, due = excluded.due, changed = excluded.changed, \
                  settle_request = NULL, receipt = NULL, reason = NULL, answer = 'none' \
                WHERE c.state IN ('released', 'failed') AND (c.lease_until IS NULL OR c.lease_until <= excluded.changed) \
@@ -161,7 +161,10 @@ impl Postgres {
              kept AS ( \
                INSERT INTO {0}paid_answers (identity, round_hash, sealed, expires) \
                SELECT identity, $11, $12, now + $13 FROM moved WHERE $12 IS NOT NULL \
-               ON CONFLICT (identity, round_hash) DO UPDATE SET sealed = excluded.sealed, expires = excluded.expires) \
+               ON CONFLICT (identity, round_hash) DO UPDATE SET sealed = excluded.sealed, expires = excluded.expires), \
+             longer AS ( \
+               UPDATE {0}paid_answers a SET expires = greatest(a.expires, moved.now + $15) FROM moved \
+               WHERE a.identity = moved.identity AND $4 = 'settled' AND moved.was <> 'settled') \
              INSERT INTO {0}claim_events (identity, at, from_state, to_state, reason) \
              SELECT identity, now, was, $4, $9 FROM moved RETURNING id",
             self.within
@@ -171,7 +174,7 @@ impl Postgres {
             Some((round, sealed, ttl)) => (Some(&round[..]), Some(&sealed[..]), *ttl),
             None => (None, None, 0),
         };
-        let params: [Param<'_>; 14] = [
+        let params: [Param<'_>; 15] = [
             (&&lease.identity.0[..], Type::BYTEA),
             (&&lease.token[..], Type::BYTEA),
             (&from, Type::TEXT_ARRAY),
@@ -186,6 +189,7 @@ impl Postgres {
             (&sealed, Type::BYTEA),
             (&ttl, Type::INT8),
             (&written.again_in_ms, Type::INT8),
+            (&written.answers_ms, Type::INT8),
         ];
         Ok(!self.rows(&sql, &params).await?.is_empty())
     }
@@ -261,6 +265,18 @@ impl Postgres {
         );
         let params: [Param<'_>; 3] = [(&&token[..], Type::BYTEA), (&most, Type::INT8), (&lease_ms, Type::INT8)];
         self.rows(&sql, &params).await?.iter().map(claim).collect()
+    }
+
+    pub(super) async fn forget_requests(&self, network: &str, dead: i64, most: i64) -> Result<u64, LedgerError> {
+        let sql = format!(
+            "WITH old AS ( \
+               SELECT identity FROM {0}claims WHERE state = 'failed' AND settle_request IS NOT NULL AND network = $1 \
+                 AND dies_at < $2 ORDER BY dies_at LIMIT $3 FOR UPDATE SKIP LOCKED) \
+             UPDATE {0}claims c SET settle_request = NULL FROM old WHERE c.identity = old.identity RETURNING 1",
+            self.within
+        );
+        let params: [Param<'_>; 3] = [(&network, Type::TEXT), (&dead, Type::INT8), (&most, Type::INT8)];
+        Ok(self.rows(&sql, &params).await?.len() as u64)
     }
 
     pub(super) async fn forget_answers(&self, most: i64) -> Result<u64, LedgerError> {

@@ -79,7 +79,7 @@ impl Sqlite {
              VALUES (?1, 'claimed', ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?12, ?13, ?13, ?14) \
              ON CONFLICT (identity) DO UPDATE SET state = 'claimed', scope = excluded.scope, \
              call_hash = excluded.call_hash, identifier_hash = excluded.identifier_hash, \
-             session_hash = excluded.session_hash, dies_at = excluded.dies_at, offer = excluded.offer, \
+             session_hash = excluded.session_hash, dies_at = max(dies_at, excluded.dies_at), offer = excluded.offer, \
              lease_token = excluded.lease_token, lease_until = excluded.lease_until, due = excluded.due, \
              changed = excluded.changed, settle_request = NULL, receipt = NULL, reason = NULL, answer = 'none'",
         )
@@ -169,6 +169,14 @@ impl Sqlite {
             .execute(&mut *tx)
             .await
             .map_err(unavailable)?;
+        }
+        if arrow.to == State::Settled && was != State::Settled {
+            sqlx::query("UPDATE paid_answers SET expires = max(expires, ?) WHERE identity = ?")
+                .bind(now.saturating_add(written.answers_ms))
+                .bind(&lease.identity.0[..])
+                .execute(&mut *tx)
+                .await
+                .map_err(unavailable)?;
         }
         event(&mut tx, &lease.identity, now, Some(was), arrow.to, written.reason.as_deref()).await?;
         tx.commit().await.map_err(unavailable)?;
@@ -281,6 +289,25 @@ impl Sqlite {
             .map_err(unavailable)?;
         tx.commit().await.map_err(unavailable)?;
         rows.iter().map(claim).collect()
+    }
+
+    pub(super) async fn forget_requests(&self, network: &str, dead: i64, most: i64) -> Result<u64, LedgerError> {
+        let mut connection = self.connection().await?;
+        let done = sqlx::query(
+            "UPDATE claims SET settle_request = NULL WHERE identity IN ( \
+             SELECT identity FROM claims WHERE state = 'failed' AND settle_request IS NOT NULL AND network = ?1 \
+             AND dies_at < ?2 ORDER BY dies_at LIMIT ?3)",
+        )
+        .bind(network)
+        .bind(dead)
+        .bind(most)
+        .execute(&mut *connection)
+        .await;
+        match done {
+            Ok(done) => Ok(done.rows_affected()),
+            Err(error) if is_busy(&error) => Err(LedgerError::Busy),
+            Err(error) => Err(unavailable(error)),
+        }
     }
 
     pub(super) async fn forget_answers(&self, most: i64) -> Result<u64, LedgerError> {

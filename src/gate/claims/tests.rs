@@ -8,6 +8,7 @@ use futures_util::future::join_all;
 use super::super::Kind;
 use super::super::prices::tests::terms;
 use super::*;
+use crate::ledger::sqlite::open_migrated;
 use crate::ports::{Clock, machine};
 
 /// A clock that the test moves; the databases have their own, so leases there are let go by rewriting the row.
@@ -18,12 +19,12 @@ impl Clock for Hands {
     }
 }
 
-/// Two replicas of one store.
-struct Shop {
-    replicas: Vec<Claims>,
-    clock: Arc<Hands>,
+/// Replicas of one store.
+pub(in crate::gate) struct Shop {
+    pub replicas: Vec<Claims>,
+    pub clock: Arc<Hands>,
     schema: Option<(String, String)>,
-    _dir: tempfile::TempDir,
+    dir: tempfile::TempDir,
 }
 
 impl Drop for Shop {
@@ -41,7 +42,7 @@ impl Drop for Shop {
 
 impl Shop {
     /// So much later: leases, answers and moments are this much older.
-    async fn later(&self, ms: u64) {
+    pub async fn later(&self, ms: u64) {
         self.clock.0.fetch_add(ms, Ordering::SeqCst);
         let Some((server, name)) = &self.schema else { return };
         let sql = format!(
@@ -49,6 +50,18 @@ impl Shop {
              UPDATE {name}.paid_answers SET expires = expires - {ms}"
         );
         execute(server, &sql).await.unwrap();
+    }
+
+    /// What nobody does but a test: a statement without a schema in it, on either store.
+    pub async fn sql(&self, statement: &str) {
+        match &self.schema {
+            Some((server, name)) => execute(server, &format!("SET search_path = {name}; {statement}")).await.unwrap(),
+            None => {
+                let mut file =
+                    open_migrated(&self.dir.path().join("claims.sqlite"), Duration::from_secs(5)).await.unwrap();
+                sqlx::query(sqlx::AssertSqlSafe(statement.to_owned())).execute(&mut file).await.unwrap();
+            }
+        }
     }
 
     /// The first replica.
@@ -81,28 +94,41 @@ fn ring() -> KeyRing {
     KeyRing::new(vec![vec![7; 32]]).unwrap()
 }
 
+/// On PostgreSQL, or in a file.
+pub(in crate::gate) async fn shop(postgres: bool, replicas: usize) -> Shop {
+    if postgres { postgres_of(replicas).await } else { sqlite_of(replicas).await }
+}
+
 async fn sqlite() -> Shop {
+    sqlite_of(2).await
+}
+
+async fn postgres() -> Shop {
+    postgres_of(2).await
+}
+
+async fn sqlite_of(count: usize) -> Shop {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("claims.sqlite");
     let (world, clock) = world();
     let mut replicas = Vec::new();
-    for _ in 0..2 {
+    for _ in 0..count {
         replicas.push(Claims::open_sqlite(&path, world.clone(), ring(), Terms::default()).await.unwrap());
     }
-    Shop { replicas, clock, schema: None, _dir: dir }
+    Shop { replicas, clock, schema: None, dir }
 }
 
-async fn postgres() -> Shop {
+async fn postgres_of(count: usize) -> Shop {
     let server = std::env::var("TOLLWAY_TEST_POSTGRES").expect("TOLLWAY_TEST_POSTGRES names no server: ./scripts/test");
     let (world, clock) = world();
     let name = format!("t_{}", hex::encode(world.random::<8>()));
     let database = Database::parse(&server, None).unwrap().in_schema(&name).unwrap();
     crate::ledger::postgres::PostgresLedger::migrate(&database).await.unwrap();
     let mut replicas = Vec::new();
-    for _ in 0..2 {
+    for _ in 0..count {
         replicas.push(Claims::connect(&database, world.clone(), ring(), Terms::default()).await.unwrap());
     }
-    Shop { replicas, clock, schema: Some((server, name)), _dir: tempfile::tempdir().unwrap() }
+    Shop { replicas, clock, schema: Some((server, name)), dir: tempfile::tempdir().unwrap() }
 }
 
 /// Each promise is a test for both stores.
@@ -365,7 +391,9 @@ async fn free_runs_are_counted_one_at_a_time(shop: &Shop) {
     // `upfront`: the handler runs under the same lease, and nobody else runs it.
     shop.one().advance(&lease, Arrow::SETTLED_AND_RUNS, change).await.unwrap().unwrap();
     assert!(shop.two().take(&pay.identity, State::Settled, true).await.unwrap().is_none());
-    let failed = Change { answer: Some(Answer::Failed), reason: Some("handler_failed"), ..Change::default() };
+    let said = raw(r#"{"result":{"isError":true}}"#);
+    let answer = Some(Answer::Failed { round: &pay.call.round, said: &said });
+    let failed = Change { answer, reason: Some("handler_failed"), ..Change::default() };
     shop.one().advance(&lease, Arrow::RAN, failed).await.unwrap().unwrap();
     for run in 1..=3 {
         let both = join_all([0, 1].map(|n| shop.replicas[n].take(&pay.identity, State::Settled, true))).await;
@@ -375,6 +403,8 @@ async fn free_runs_are_counted_one_at_a_time(shop: &Shop) {
     }
     assert!(shop.two().take(&pay.identity, State::Settled, true).await.unwrap().is_none(), "no run is left");
     assert_eq!(shop.two().look(&pay.identity).await.unwrap().unwrap().runs, 3);
+    assert_eq!(shop.two().failure(&pay.identity, &pay.call.round).await.unwrap().unwrap().get(), said.get());
+    assert!(shop.two().answer(&pay.identity, &pay.call.round).await.unwrap().is_none(), "a failure is no answer");
     // A further round of input is none of them.
     let lease = shop.two().take(&pay.identity, State::Settled, false).await.unwrap().unwrap();
     let result = raw(r#"{"resultType":"input_required"}"#);

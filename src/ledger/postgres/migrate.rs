@@ -14,6 +14,7 @@ const MIGRATIONS: &[(i64, &str, &str)] = &[
     (3, "day windows", include_str!("../../../migrations/postgres/0003_day_windows.sql")),
     (4, "archive", include_str!("../../../migrations/postgres/0004_archive.sql")),
     (10, "gate claims", include_str!("../../../migrations/postgres/0010_gate_claims.sql")),
+    (11, "dead settle requests", include_str!("../../../migrations/postgres/0011_dead_settle_requests.sql")),
 ];
 
 /// As `sqlx migrate` makes it.

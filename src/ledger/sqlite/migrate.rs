@@ -11,6 +11,7 @@ const MIGRATIONS: &[(i64, &str, &str)] = &[
     (2, "recovery and sweep", include_str!("../../../migrations/sqlite/0002_recovery_and_sweep.sql")),
     (3, "limit lists", include_str!("../../../migrations/sqlite/0003_limit_lists.sql")),
     (10, "gate claims", include_str!("../../../migrations/sqlite/0010_gate_claims.sql")),
+    (11, "dead settle requests", include_str!("../../../migrations/sqlite/0011_dead_settle_requests.sql")),
 ];
 
 /// The version that this program writes.

@@ -304,8 +304,8 @@ async fn the_clock_never_goes_behind_the_newest_event() {
 async fn migrations_run_once_and_an_altered_or_newer_database_is_refused() {
     let file = File::new().await;
     let place = path(file.directory.path());
-    assert_eq!(SqliteLedger::schema_version(&place).await.unwrap(), (Some(10), 10));
-    assert_eq!(SqliteLedger::schema_version(&file.directory.path().join("no")).await.unwrap(), (None, 10));
+    assert_eq!(SqliteLedger::schema_version(&place).await.unwrap(), (Some(11), 11));
+    assert_eq!(SqliteLedger::schema_version(&file.directory.path().join("no")).await.unwrap(), (None, 11));
     file.open(None).await.expect("a second run changes nothing");
     file.sql("UPDATE _sqlx_migrations SET checksum = x'00'").await.unwrap();
     let error = file.open(None).await.unwrap_err().to_string();
@@ -355,11 +355,11 @@ async fn an_older_file_keeps_its_payments_and_history() {
     .concat();
     sqlx::raw_sql(AssertSqlSafe(sql)).execute(&mut db).await.unwrap();
     db.close().await.unwrap();
-    assert_eq!(SqliteLedger::schema_version(&place).await.unwrap(), (Some(1), 10));
+    assert_eq!(SqliteLedger::schema_version(&place).await.unwrap(), (Some(1), 11));
 
     let clock = Arc::new(TestClock(AtomicU64::new(NOON)));
     let ledger = Arc::new(open(directory.path(), &clock, Some(ring(1))).await.unwrap());
-    assert_eq!(SqliteLedger::schema_version(&place).await.unwrap(), (Some(10), 10));
+    assert_eq!(SqliteLedger::schema_version(&place).await.unwrap(), (Some(11), 11));
     assert_eq!(ledger.audit().await.unwrap().differences, []);
     let (_, events) = ledger.show(&id(1).to_hex()).await.unwrap().unwrap();
     assert_eq!(events.iter().map(|event| &*event.event).collect::<Vec<_>>(), ["reserved", "in_doubt"]);
