@@ -22,6 +22,8 @@ pub enum FacilitatorError {
     Status(u16),
     #[error("the facilitator's answer could not be used: {0}")]
     Malformed(String),
+    #[error("the facilitator is not asked for a while: it failed again and again")]
+    Resting,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]

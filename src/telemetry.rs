@@ -184,6 +184,60 @@ families! {
     );
 }
 
+families! {
+    /// Those of a gate, whose process has `tollway_ready` and `tollway_build_info` besides.
+    GATE_FAMILIES;
+    GATE_OUTCOMES: Counter<1> = (
+        "tollway_gate_outcomes_total", ["outcome"],
+        &[
+            ["malformed"], ["stored_answer"], ["in_progress"], ["ran_again"], ["runs_exhausted"], ["answer_expired"],
+            ["answer_too_large"], ["already_settled"], ["payment_already_used"], ["settlement_unknown"], ["not_found"],
+            ["free"], ["invalid_arguments"], ["payment_required"], ["invalid_payload"], ["invalid_x402_version"],
+            ["no_matching_requirements"], ["extension_echo_mismatch"], ["payment_identifier_required"],
+            ["payment_identifier_conflict"], ["too_many_payments"], ["store_unavailable"], ["payment_invalid"],
+            ["verify_unavailable"], ["uncharged"], ["sold"], ["settlement_failed"], ["sold_and_failed"],
+            ["not_on_offer"], ["internal"],
+        ],
+        "ended requests for tools, resources and prompts, by the outcome of docs/outcomes.md, table Gate",
+    );
+    GATE_SALES: Gauge<0> = (
+        "tollway_gate_sales_running", [], &[],
+        "payments that are being claimed, verified, run or settled now",
+    );
+    GATE_FACILITATOR: Counter<2> = (
+        "tollway_gate_facilitator_calls_total", ["call", "result"],
+        &[
+            ["verify", "answered"], ["verify", "failed"], ["verify", "resting"], ["settle", "answered"],
+            ["settle", "failed"], ["supported", "answered"], ["supported", "failed"],
+        ],
+        "requests to facilitators (resting: not sent, after several that failed)",
+    );
+    GATE_UNSETTLED: Gauge<0> = (
+        "tollway_gate_offers_unsettled", [], &[],
+        "offers that are not advertised because their facilitator does not settle them",
+    );
+    GATE_SWEPT: Counter<1> = (
+        "tollway_gate_swept_total", ["result"], &[["settled"], ["failed"], ["unknown"], ["lost"]],
+        "settlements with an open end that were looked at, by what came of it",
+    );
+    GATE_LEGACY_IDENTIFIERS: Counter<0> = (
+        "tollway_gate_legacy_identifiers_total", [], &[],
+        "payments whose identifier stood under its old key",
+    );
+    GATE_SCHEMAS_DROPPED: Counter<0> = (
+        "tollway_gate_schemas_dropped_total", [], &[],
+        "output schemas of priced tools that had no room for a challenge and were left out of a listing",
+    );
+}
+
+/// The text of a gate.
+#[cfg(feature = "roles")]
+pub fn gate_text() -> Result<String, prometheus::Error> {
+    GATE_FAMILIES.iter().for_each(|family| family.begin());
+    BUILD_INFO.set([env!("CARGO_PKG_VERSION")], 1.0);
+    family::text()
+}
+
 /// The text of `tollway signer`.
 #[cfg(feature = "roles")]
 pub fn signer_text() -> Result<String, prometheus::Error> {

@@ -55,7 +55,7 @@ pub enum Reason {
 }
 
 impl Reason {
-    pub fn word(&self) -> &str {
+    pub fn word(&self) -> &'static str {
         match self {
             Reason::PaymentRequired(_) => "payment_required",
             Reason::InvalidPayload(_) => "invalid_payload",

@@ -114,9 +114,15 @@ pub struct Echoed {
     pub legacy_identifier: bool,
 }
 
-/// Reads the payment's extensions and compares them with what was offered. An extension that is left out altogether is
-/// no alteration: only the identifier can be obligatory.
-pub fn check(offered: &RawValue, payment: Option<&RawValue>, item: &Item) -> Result<Echoed, Reason> {
+/// Reads the payment's extensions and compares them with what was offered; the bazaar's with each of the declarations
+/// that may have been (`declared`), because the upstream's list can change between challenge and payment. An extension
+/// that is left out altogether is no alteration: only the identifier can be obligatory.
+pub fn check(
+    offered: &RawValue,
+    declared: &[Box<RawValue>],
+    payment: Option<&RawValue>,
+    item: &Item,
+) -> Result<Echoed, Reason> {
     let echoed = identifier(payment)?;
     let payment = payment.filter(|value| value.get() != "null");
     if let Some(payment) = payment {
@@ -126,9 +132,13 @@ pub fn check(offered: &RawValue, payment: Option<&RawValue>, item: &Item) -> Res
         for (name, offer) in json::members(offered).unwrap_or_default() {
             let (Some(info), Some(brought)) = (json::member(offer, "info"), get(&name)) else { continue };
             let brought = json::member(brought, "info");
-            let intact = json::members(info).unwrap_or_default().iter().all(|(member, value)| {
-                brought.and_then(|info| json::member(info, member)).is_some_and(|echo| json::equal(echo, value))
-            });
+            let echoes = |info: &RawValue| {
+                json::members(info).unwrap_or_default().iter().all(|(member, value)| {
+                    brought.and_then(|info| json::member(info, member)).is_some_and(|echo| json::equal(echo, value))
+                })
+            };
+            let earlier = || declared.iter().filter_map(|declaration| json::member(declaration, "info")).any(echoes);
+            let intact = echoes(info) || name == BAZAAR && earlier();
             if !intact {
                 return Err(Reason::ExtensionEcho(name.into_owned()));
             }
@@ -207,7 +217,8 @@ mod tests {
         let item = item(Kind::Tool, "search", 1);
         let bazaar =
             raw(r#"{"info":{"input":{"type":"mcp","toolName":"search","inputSchema":{"a":1.0}}},"schema":{}}"#);
-        match check(&advertised(&item, Some(&bazaar)), Some(&raw(payment)), &item) {
+        let earlier = raw(r#"{"info":{"input":{"type":"mcp","toolName":"search","inputSchema":{"old":1}}}}"#);
+        match check(&advertised(&item, Some(&bazaar)), &[earlier], Some(&raw(payment)), &item) {
             Ok(Echoed { identifier: None, .. }) => "ok".into(),
             Ok(Echoed { legacy_identifier: false, .. }) => "identified".into(),
             Ok(_) => "legacy".into(),
@@ -232,6 +243,10 @@ mod tests {
             (
                 r#"{"bazaar":{"info":{"input":{"type":"mcp","toolName":"other","inputSchema":{"a":1}}}}}"#,
                 "extension_echo_mismatch".into(),
+            ),
+            (
+                r#"{"bazaar":{"info":{"input":{"type":"mcp","toolName":"search","inputSchema":{"old":1}}}}}"#,
+                "ok".into(),
             ),
             (r#"{"unknown":{"info":{}}}"#, "ok".into()),
         ] {
@@ -258,8 +273,8 @@ mod tests {
         item.identifier_required = true;
         let offered = advertised(&item, None);
         assert!(offered.get().contains(r#""required":true"#));
-        assert_eq!(check(&offered, None, &item).err(), Some(Reason::IdentifierRequired));
-        assert_eq!(check(&offered, Some(&raw("{}")), &item).err(), Some(Reason::IdentifierRequired));
+        assert_eq!(check(&offered, &[], None, &item).err(), Some(Reason::IdentifierRequired));
+        assert_eq!(check(&offered, &[], Some(&raw("{}")), &item).err(), Some(Reason::IdentifierRequired));
     }
 
     #[test]

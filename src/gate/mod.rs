@@ -3,19 +3,28 @@
 //!
 //! Nothing here knows of axum or of configuration files: the proxy and the library stand on the same parts.
 
+mod breaker;
 pub mod challenge;
 pub mod claims;
+mod chores;
+pub mod desk;
 pub mod extensions;
+pub mod junk;
 pub mod known;
 pub mod listing;
 pub mod payment;
 pub mod prices;
 pub mod sell;
 pub mod settle;
+mod shelf;
 pub mod sweep;
 mod splice;
 pub mod target;
 mod template;
+mod told;
+mod wait;
+#[cfg(all(test, feature = "sqlite", feature = "postgres"))]
+mod tests;
 
 /// What can be priced.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]

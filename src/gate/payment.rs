@@ -154,8 +154,7 @@ impl Payment {
                 }
                 if let Some(ledger) = now.ledger {
                     let left = u64::from(presented.expiration()).checked_sub(u64::from(ledger.sequence));
-                    let most =
-                        (offer.max_timeout_seconds * 1_000).div_ceil(now.min_ledger_ms.max(1)) + LEDGER_TOLERANCE;
+                    let most = most_ledgers(offer, now.min_ledger_ms);
                     match left {
                         None | Some(0) => return invalid("the authorization has expired"),
                         Some(left) if left > most => return invalid("the authorization lives longer than the offer"),
@@ -187,10 +186,25 @@ impl Payment {
         }
     }
 
+    /// Before this ledger (Stellar) or second (EVM) nobody settles it who keeps to the offer: its end, less the longest
+    /// life that is accepted. What was known when it was first seen would be later, and may not be known at all.
+    pub fn earliest(&self, offer: &Offer, min_ledger_ms: u64) -> u64 {
+        let life = match &self.authorization {
+            Authorization::Stellar(_) => most_ledgers(offer, min_ledger_ms),
+            Authorization::Evm(_) => offer.max_timeout_seconds + SKEW,
+        };
+        self.dies_at().saturating_sub(life)
+    }
+
     /// The payer's identifier, which is proof of a payment's ownership.
     pub fn identifier(&self) -> Result<extensions::Echoed, Reason> {
         extensions::identifier(self.extensions.as_deref())
     }
+}
+
+/// Ledgers that an authorization of this offer may live.
+fn most_ledgers(offer: &Offer, min_ledger_ms: u64) -> u64 {
+    offer.max_timeout_seconds.saturating_mul(1_000).div_ceil(min_ledger_ms.max(1)) + LEDGER_TOLERANCE
 }
 
 impl Evm {

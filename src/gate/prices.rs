@@ -353,6 +353,23 @@ impl Prices {
         self.exact.values().chain(&self.templates)
     }
 
+    /// The same with those offers alone that `keep` says yes to. An item may be left without any.
+    pub(super) fn showing(&self, keep: impl Fn(&Offer) -> bool) -> Prices {
+        let mut shown = self.clone();
+        for item in shown.exact.values_mut().chain(&mut shown.templates) {
+            item.offers.retain(|priced| keep(&priced.offer));
+        }
+        shown
+    }
+
+    /// This item as it stands here.
+    pub(super) fn same(&self, item: &Item) -> Option<&Item> {
+        match item.template {
+            Some(_) => self.templates.iter().find(|other| other.key == item.key),
+            None => self.exact(item.kind, &item.key),
+        }
+    }
+
     /// Every unit that something is sold for.
     pub fn units(&self) -> BTreeSet<Unit> {
         self.items().flat_map(|item| &item.offers).map(|priced| priced.offer.unit()).collect()

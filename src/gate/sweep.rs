@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use serde_json::json;
 
-use super::claims::{Arrow, Change, Claim, ClaimError, Due, Lost};
+use super::claims::{Arrow, Change, Claim, ClaimError, Due, Lost, State};
 use super::sell::Seller;
 use super::settle::{Judged, judge};
 use crate::chain::NonceReading;
@@ -63,6 +63,25 @@ impl Seller {
         }
     }
 
+    /// A payment that failed after a settle went out is presented again: has it settled after all?
+    pub(super) async fn look_again(&self, claim: &Claim, chains: &Chains) -> Result<Again, ClaimError> {
+        let chain = claim.network.parse::<Network>().ok().and_then(|network| chains.get(&network));
+        let Some(chain) = chain else { return Ok(Again::NotUsed) };
+        let Some(lease) = self.claims.take(&claim.identity, State::Failed, false).await? else {
+            return Ok(Again::Busy);
+        };
+        let Ok(found) = self.holding(&lease, on_stellar(chain, claim)).await else { return Ok(Again::Busy) };
+        let (arrow, receipt, again) = match &found {
+            Evidence::Receipt(receipt) => (Arrow::FOUND, Some(&**receipt), Again::Settled),
+            Evidence::Unused | Evidence::Nothing(_) => (Arrow::STILL_FAILED, None, Again::NotUsed),
+        };
+        let change = Change { receipt, reason: claim.reason.as_deref(), ..Change::default() };
+        match self.claims.advance(&lease, arrow, change).await? {
+            Ok(()) => Ok(again),
+            Err(Lost) => Ok(Again::Busy),
+        }
+    }
+
     async fn evidence(&self, claim: &Claim, chains: &Chains) -> Evidence {
         let Ok(network) = claim.network.parse::<Network>() else { return Evidence::nothing("unreadable_network") };
         match (self.claims.settle_request(&claim.identity).await, self.facilitators.get(&network)) {
@@ -84,6 +103,15 @@ impl Seller {
             None => Evidence::nothing("operator_resolves"),
         }
     }
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Again {
+    Settled,
+    /// Or nobody can tell.
+    NotUsed,
+    /// Another one looks.
+    Busy,
 }
 
 enum Evidence {

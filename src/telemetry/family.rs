@@ -76,6 +76,11 @@ impl<const N: usize> Counter<N> {
         }
     }
 
+    /// The label values that are there from the start.
+    pub fn seeds(&self) -> &'static [[&'static str; N]] {
+        self.seeds
+    }
+
     pub fn one(&self, values: [&str; N]) {
         self.add(values, 1);
     }

@@ -171,6 +171,10 @@ impl Stellar {
         &self.settings.passphrase
     }
 
+    pub fn min_ledger_ms(&self) -> u64 {
+        self.settings.min_ledger_ms
+    }
+
     fn cache(&self) -> std::sync::MutexGuard<'_, Cache> {
         self.cache.lock().unwrap_or_else(PoisonError::into_inner)
     }

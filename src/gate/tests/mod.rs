@@ -1,0 +1,7 @@
+//! The whole of a request, from parse to answer: every row of table "Gate", several gates on one store, gates that die,
+//! facilitators that lie.
+
+mod lies;
+mod replicas;
+mod scene;
+mod table;
