@@ -7,6 +7,7 @@ macro_rules! say {
 
 pub mod archive;
 pub mod check;
+pub mod claims;
 pub mod serve;
 pub mod init;
 pub mod keystore;
@@ -93,6 +94,9 @@ enum Command {
     /// Payments, their events, whether counters equal rows, and the way out of one that is stuck
     #[command(subcommand)]
     Reservations(reservations::ReservationsCommand),
+    /// What a gate was paid with: claims, their history, and the way out of one that is stuck
+    #[command(subcommand)]
+    Claims(claims::ClaimsCommand),
 }
 
 fn write_line(line: std::fmt::Arguments<'_>) {
@@ -179,6 +183,10 @@ async fn run(cli: Cli) -> Result<ExitCode, Failure> {
             let chains = || chains(&cli.config, &world);
             let tools = reservations::Tools { ledger, chains: &chains, world: world.clone() };
             reservations::run(&command, tools).await
+        }
+        Command::Claims(command) => {
+            let (world, _tasks) = machine::world();
+            claims::run(&command, &config::load_gate(cli.config.as_deref(), &Machine)?, &world).await
         }
     }
 }

@@ -126,31 +126,41 @@ impl Evidence {
     }
 }
 
-async fn on_stellar(chain: &Stellar, claim: &Claim) -> Evidence {
-    let (Ok(offer), Ok(nonce)) = (Offer::parse(&claim.offer), claim.nonce.parse()) else {
-        return Evidence::nothing("unreadable_claim");
-    };
+/// What a Stellar chain is asked about a claim, whose `offer` is its frozen one.
+pub fn question<'a>(claim: &'a Claim, offer: &'a Offer) -> Option<NonceQuestion<'a>> {
     let ledger = |n: u64| u32::try_from(n).unwrap_or(u32::MAX);
-    let question = NonceQuestion {
+    Some(NonceQuestion {
         payer: &claim.payer,
         pay_to: &offer.pay_to,
         asset: offer.asset.as_str(),
-        nonce,
+        nonce: claim.nonce.parse().ok()?,
         expiration: ledger(claim.dies_at),
         reserved_at: ledger(claim.seen_at),
         reserved_ms: claim.created_ms,
+    })
+}
+
+/// What a facilitator would have said of a settlement that was proved otherwise. `transaction` may be empty.
+pub fn receipt(claim: &Claim, transaction: &str) -> Box<serde_json::value::RawValue> {
+    json::raw(&json!({
+        "success": true,
+        "transaction": transaction,
+        "network": claim.network,
+        "payer": claim.payer,
+    }))
+}
+
+async fn on_stellar(chain: &Stellar, claim: &Claim) -> Evidence {
+    let offer = Offer::parse(&claim.offer).ok();
+    let Some(question) = offer.as_ref().and_then(|offer| question(claim, offer)) else {
+        return Evidence::nothing("unreadable_claim");
     };
     match chain.nonce_reading(question).await {
         NonceReading::Used { ledger } => {
             let used = u32::try_from(ledger).unwrap_or(u32::MAX);
             let transaction = chain.transaction_of(question, used).await.unwrap_or_default();
-            // What a facilitator would have said; no RPC may keep the transaction any more.
-            Evidence::Receipt(json::raw(&json!({
-                "success": true,
-                "transaction": transaction,
-                "network": claim.network,
-                "payer": claim.payer,
-            })))
+            // No RPC may keep the transaction any more.
+            Evidence::Receipt(receipt(claim, &transaction))
         }
         NonceReading::Dead | NonceReading::Cancelled => Evidence::Unused,
         NonceReading::Open => Evidence::nothing("still_alive"),

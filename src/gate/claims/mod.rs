@@ -7,6 +7,7 @@
 //!
 //! Settle requests and answers are sealed under the key ring, each for its own row; identifiers and sessions are hashed.
 
+mod operator;
 #[cfg(feature = "postgres")]
 mod postgres;
 #[cfg(feature = "sqlite")]
@@ -23,6 +24,7 @@ use std::time::Duration;
 use serde_json::value::RawValue;
 use sha2::{Digest, Sha256};
 
+pub use operator::{ClaimEvent, SHORTEST};
 pub use states::{Arrow, State};
 
 use super::extensions::Identifier;

@@ -9,6 +9,7 @@ use tokio_postgres::error::SqlState;
 use tokio_postgres::types::{FromSql, ToSql, Type};
 use tokio_postgres::{Error, Row};
 
+use super::operator::EventRow;
 use super::{COLUMNS, Claim, Columns, Identity, Lease, NewClaim, State, Written};
 use crate::ledger::postgres::{PostgresLedger, connection_failed, connections, said};
 use crate::ledger::{Database, LedgerError};
@@ -265,6 +266,39 @@ impl Postgres {
         );
         let params: [Param<'_>; 3] = [(&&token[..], Type::BYTEA), (&most, Type::INT8), (&lease_ms, Type::INT8)];
         self.rows(&sql, &params).await?.iter().map(claim).collect()
+    }
+
+    pub(super) async fn list(&self, states: &[&str], most: i64) -> Result<Vec<Claim>, LedgerError> {
+        let sql = format!(
+            "SELECT {COLUMNS}, COALESCE(lease_until > {0}tollway_now(), false) FROM {0}claims WHERE state = ANY($1) \
+             ORDER BY created DESC, identity LIMIT $2",
+            self.within
+        );
+        self.rows(&sql, &[(&states, Type::TEXT_ARRAY), (&most, Type::INT8)]).await?.iter().map(claim).collect()
+    }
+
+    pub(super) async fn between(&self, low: &[u8; 32], high: &[u8; 32]) -> Result<Vec<Claim>, LedgerError> {
+        let sql = format!(
+            "SELECT {COLUMNS}, COALESCE(lease_until > {0}tollway_now(), false) FROM {0}claims \
+             WHERE identity BETWEEN $1 AND $2 LIMIT 2",
+            self.within
+        );
+        let params: [Param<'_>; 2] = [(&&low[..], Type::BYTEA), (&&high[..], Type::BYTEA)];
+        self.rows(&sql, &params).await?.iter().map(claim).collect()
+    }
+
+    pub(super) async fn events(&self, identity: &Identity) -> Result<Vec<EventRow>, LedgerError> {
+        let sql = format!(
+            "SELECT at, from_state, to_state, reason FROM {}claim_events WHERE identity = $1 ORDER BY id LIMIT 1000",
+            self.within
+        );
+        let rows = self.rows(&sql, &[(&&identity.0[..], Type::BYTEA)]).await?;
+        rows.iter().map(|row| Ok((column(row, 0)?, column(row, 1)?, column(row, 2)?, column(row, 3)?))).collect()
+    }
+
+    pub(super) async fn now_ms(&self) -> Result<i64, LedgerError> {
+        let rows = self.rows(&format!("SELECT {}tollway_now()", self.within), &[]).await?;
+        rows.first().map_or(Ok(0), |row| column(row, 0))
     }
 
     pub(super) async fn forget_requests(&self, network: &str, dead: i64, most: i64) -> Result<u64, LedgerError> {

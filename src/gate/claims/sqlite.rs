@@ -7,6 +7,7 @@ use sqlx::sqlite::SqliteRow;
 use sqlx::{Connection as _, Row as _, Sqlite as Driver, SqliteConnection, Transaction};
 use tokio::sync::{Mutex, MutexGuard};
 
+use super::operator::EventRow;
 use super::{COLUMNS, Claim, Columns, Identity, Lease, NewClaim, State, Written};
 use crate::ledger::LedgerError;
 use crate::ledger::sqlite::{is_busy, open_migrated, unavailable};
@@ -289,6 +290,44 @@ impl Sqlite {
             .map_err(unavailable)?;
         tx.commit().await.map_err(unavailable)?;
         rows.iter().map(claim).collect()
+    }
+
+    pub(super) async fn list(&self, states: &[&str], most: i64) -> Result<Vec<Claim>, LedgerError> {
+        let mut connection = self.connection().await?;
+        let now = self.now(&mut connection).await?;
+        let sql = format!(
+            "SELECT {COLUMNS}, COALESCE(lease_until > ?1, 0) FROM claims \
+             WHERE state IN (SELECT value FROM json_each(?2)) ORDER BY created DESC, identity LIMIT ?3"
+        );
+        let words = serde_json::json!(states).to_string();
+        let rows = sqlx::query(sqlx::AssertSqlSafe(sql)).bind(now).bind(words).bind(most);
+        rows.fetch_all(&mut *connection).await.map_err(unavailable)?.iter().map(claim).collect()
+    }
+
+    pub(super) async fn between(&self, low: &[u8; 32], high: &[u8; 32]) -> Result<Vec<Claim>, LedgerError> {
+        let mut connection = self.connection().await?;
+        let now = self.now(&mut connection).await?;
+        let sql = format!(
+            "SELECT {COLUMNS}, COALESCE(lease_until > ?1, 0) FROM claims WHERE identity BETWEEN ?2 AND ?3 LIMIT 2"
+        );
+        let rows = sqlx::query(sqlx::AssertSqlSafe(sql)).bind(now).bind(&low[..]).bind(&high[..]);
+        rows.fetch_all(&mut *connection).await.map_err(unavailable)?.iter().map(claim).collect()
+    }
+
+    pub(super) async fn events(&self, identity: &Identity) -> Result<Vec<EventRow>, LedgerError> {
+        let mut connection = self.connection().await?;
+        sqlx::query_as(
+            "SELECT at, from_state, to_state, reason FROM claim_events WHERE identity = ? ORDER BY id LIMIT 1000",
+        )
+        .bind(&identity.0[..])
+        .fetch_all(&mut *connection)
+        .await
+        .map_err(unavailable)
+    }
+
+    pub(super) async fn now_ms(&self) -> Result<i64, LedgerError> {
+        let mut connection = self.connection().await?;
+        self.now(&mut connection).await
     }
 
     pub(super) async fn forget_requests(&self, network: &str, dead: i64, most: i64) -> Result<u64, LedgerError> {

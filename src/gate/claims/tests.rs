@@ -152,6 +152,7 @@ promises! {
     a_failed_one_is_found_on_the_chain_or_claimed_anew,
     an_identifier_names_one_payment_at_a_time,
     free_runs_are_counted_one_at_a_time,
+    an_operator_sees_what_is_open_and_the_history,
     arrows_are_taken_from_their_states_only,
     answers_are_forgotten_and_identities_are_not,
     what_is_stored_is_sealed_for_its_own_row,
@@ -412,6 +413,32 @@ async fn free_runs_are_counted_one_at_a_time(shop: &Shop) {
         Change { answer: Some(Answer::Keep { round: &[4; 32], result: &result, asks: true }), ..Change::default() };
     shop.two().advance(&lease, Arrow::RAN, asks).await.unwrap().unwrap();
     assert_eq!(shop.one().look(&pay.identity).await.unwrap().unwrap().kept, Kept::Asks);
+}
+
+async fn an_operator_sees_what_is_open_and_the_history(shop: &Shop) {
+    let (open, over) = (pay(1), pay(2));
+    open.fresh(shop.one()).await;
+    shop.later(5).await;
+    let lease = over.fresh(shop.one()).await;
+    let change = Change { reason: Some("handler_failed"), ..Change::default() };
+    shop.one().advance(&lease, Arrow::RELEASE, change).await.unwrap().unwrap();
+    let listed = async |states: &[State], most| {
+        shop.two().list(states, most).await.unwrap().into_iter().map(|claim| claim.identity).collect::<Vec<_>>()
+    };
+    assert_eq!(listed(&[State::Claimed, State::Unknown], 9).await, [open.identity]);
+    assert_eq!(listed(&State::ALL, 9).await.len(), 2);
+    assert_eq!(listed(&State::ALL, 1).await.len(), 1);
+    let whole = hex::encode(over.identity.0);
+    for digits in [&whole[..], &whole[..8], &whole[..9]] {
+        assert_eq!(shop.two().find(digits).await.unwrap().unwrap().identity, over.identity, "{digits}");
+    }
+    for digits in [&whole[..7], "", "0909090", "zzzzzzzz", "0000000000"] {
+        assert!(shop.two().find(digits).await.unwrap().is_none(), "{digits}");
+    }
+    let events = shop.two().events(&over.identity).await.unwrap();
+    let seen: Vec<_> = events.iter().map(|event| (event.from, event.to, event.reason.as_deref())).collect();
+    assert_eq!(seen, [(None, State::Claimed, None), (Some(State::Claimed), State::Released, Some("handler_failed"))]);
+    assert!(shop.two().now_ms().await.unwrap() >= events[1].at_ms);
 }
 
 async fn arrows_are_taken_from_their_states_only(shop: &Shop) {

@@ -33,7 +33,9 @@ pub async fn no_lie_gets_an_output_out() {
             (500, yes().replace("success", "succes")),
             (200, pending.clone()),
         ] {
-            for name in ["search", "deep"] {
+            // A schema each takes its time, and what is a lie is not the database's to say.
+            let few = on == On::Postgres && !matches!(lie.as_str(), "{}" | "");
+            for name in ["search", "deep"].into_iter().filter(|_| !few) {
                 let scene = Scene::new(on).await;
                 scene.facility.settles(&[(code, &lie)]);
                 let own = params(name, Some(&payment(name, 1, Some(ID))));
