@@ -196,7 +196,7 @@ families! {
             ["no_matching_requirements"], ["extension_echo_mismatch"], ["payment_identifier_required"],
             ["payment_identifier_conflict"], ["too_many_payments"], ["store_unavailable"], ["payment_invalid"],
             ["verify_unavailable"], ["uncharged"], ["sold"], ["settlement_failed"], ["sold_and_failed"],
-            ["not_on_offer"], ["internal"],
+            ["not_on_offer"], ["hook_halted"], ["hook_skipped"], ["hook_failed"], ["internal"],
         ],
         "ended requests for tools, resources and prompts, by the outcome of docs/outcomes.md, table Gate",
     );

@@ -10,26 +10,29 @@ use serde_json::value::RawValue;
 use tokio::sync::{oneshot, watch};
 use tokio::time::Instant;
 
+use super::ask::Ask;
 use super::breaker::Guarded;
-use super::challenge::{Binding, Misplaced, Presented, Reason, Withheld};
+use super::challenge::{Presented, Reason, Withheld};
 use super::claims::{Claim, ClaimError, Claims, Proof, State};
+use super::hooks::{Altered, Hooking};
 use super::junk::{Junk, Trial};
 use super::known::{Next, next};
-use super::payment::{CallKey, Now, Payment};
+use super::payment::{Now, Payment};
 use super::prices::{Item, PriceError, Prices};
 use super::sell::{Handler, Known, Order, Ran, Seller, Settings, Sold};
-use super::shelf::{Declared, Shelf, Stock};
+use super::shelf::{Declared, Quotes, Shelf, Stock};
 use super::sweep::{Again, Chains};
 use super::target::Target;
 use super::told::Told;
 use super::wait::Waits;
-use super::{Kind, extensions, listing, target};
+use super::{Kind, extensions, listing, splice};
 use crate::facilitator::Facilitator;
 use crate::json;
 use crate::mcp::{Revision, RpcError};
 use crate::money::Network;
 use crate::ports::World;
 use crate::telemetry;
+use crate::x402::PAYMENT_IDENTIFIER;
 
 /// One gate. A clone is the same gate.
 #[derive(Clone)]
@@ -40,7 +43,9 @@ pub(super) struct Inner {
     pub seller: Arc<Seller>,
     pub chains: Chains,
     pub shelf: Shelf,
-    declared: Declared,
+    pub declared: Declared,
+    pub quotes: Quotes,
+    pub hooking: Option<Hooking>,
     junk: Arc<Junk>,
     waits: Waits,
     running: watch::Sender<usize>,
@@ -102,6 +107,14 @@ pub enum Answer {
     Error(RpcError),
 }
 
+/// What a request is offered.
+pub(super) struct Sheet<'a> {
+    pub stock: &'a Stock,
+    pub item: &'a Item,
+    /// By a hook, for this request.
+    pub altered: Option<&'a Altered>,
+}
+
 /// A payment's claim can change hands so often while one request looks at it.
 const TURNS: usize = 16;
 /// Of a network whose RPCs are not asked.
@@ -111,6 +124,15 @@ const LEDGER_PATIENCE: std::time::Duration = std::time::Duration::from_secs(3);
 
 impl Gate {
     pub fn new(parts: Parts) -> Result<Gate, GateError> {
+        Gate::made(parts, None)
+    }
+
+    /// One that asks a seller's own code, and tells it what happened.
+    pub fn with_hooks(parts: Parts, hooking: Hooking) -> Result<Gate, GateError> {
+        Gate::made(parts, Some(hooking))
+    }
+
+    fn made(parts: Parts, hooking: Option<Hooking>) -> Result<Gate, GateError> {
         let Parts { world, prices, claims, facilitators, chains, settings } = parts;
         check(&prices, &claims, |network| facilitators.contains_key(network))?;
         let facilitators = facilitators.into_iter().map(|(network, one)| (network, Guarded::new(one))).collect();
@@ -120,6 +142,8 @@ impl Gate {
             chains,
             shelf: Shelf::new(prices),
             declared: Declared::default(),
+            quotes: Quotes::default(),
+            hooking,
             junk: Junk::new(settings.junk),
             waits: Waits::default(),
             running: watch::Sender::new(0),
@@ -186,49 +210,6 @@ fn check(prices: &Prices, claims: &Claims, has_facilitator: impl Fn(&Network) ->
     }
 }
 
-/// A request that could be read.
-struct Ask<'a> {
-    request: Request<'a>,
-    /// The name or URI, decoded.
-    key: String,
-    binding: Binding,
-    call: CallKey,
-    presented: Presented<'a>,
-}
-
-impl<'a> Ask<'a> {
-    fn read(request: Request<'a>) -> Result<Ask<'a>, RpcError> {
-        let invalid = |what: String| RpcError::invalid_params(what);
-        let params = request.params;
-        let members = json::members(params).map_err(|_| invalid("params is no object".into()))?;
-        // A server may read a name whatever its case, and would then see another request than the one that is priced.
-        const KNOWN: [&str; 6] = ["name", "uri", "arguments", "_meta", "inputresponses", "requeststate"];
-        const EXACT: [&str; 6] = ["name", "uri", "arguments", "_meta", "inputResponses", "requestState"];
-        for (member, _) in &members {
-            if KNOWN.contains(&target::fold(member).as_str()) && !EXACT.contains(&member.as_ref()) {
-                return Err(invalid("a member of params is a known one but for its spelling".into()));
-            }
-        }
-        let member = request.kind.member();
-        let key = members.iter().find(|(name, _)| name == member).and_then(|(_, value)| json::string(value));
-        let key = key.ok_or_else(|| invalid(format!("params.{member} is missing or no text")))?.into_owned();
-        Ok(Ask {
-            key,
-            binding: Binding::of(request.kind, request.revision, request.client_capabilities),
-            call: CallKey::of(request.kind, params).map_err(|_| invalid("params cannot be read".into()))?,
-            presented: Presented::read(params, request.payment_header),
-            request,
-        })
-    }
-
-    fn misplaced(&self) -> Option<Misplaced> {
-        match self.presented {
-            Presented::Elsewhere(place) => Some(place),
-            Presented::Payment(_) | Presented::Nothing => None,
-        }
-    }
-}
-
 /// Where a known payment's claim leads.
 enum Step {
     Told(Told),
@@ -277,17 +258,22 @@ impl Gate {
                     }
                 }
             }
+            let altered = match self.hooked(ask, item).await {
+                Ok(altered) => altered,
+                Err(told) => return told,
+            };
+            let sheet = Sheet { stock: &stock, item, altered: altered.as_ref() };
             let payment = match &payment {
                 Some(Ok(payment)) => payment,
-                Some(Err(reason)) => return self.challenge(ask, &stock, item, reason, None),
-                None => return self.challenge(ask, &stock, item, &Reason::PaymentRequired(ask.misplaced()), None),
+                Some(Err(reason)) => return self.rejected(ask, &sheet, None, reason, None),
+                None => return self.challenge(ask, &sheet, &Reason::PaymentRequired(ask.misplaced()), None),
             };
             if !self.admitted(ask, payment, &mut trial) {
                 return Told::too_many();
             }
-            let order = match self.order(ask, &stock, item, payment).await {
+            let order = match self.order(ask, &sheet, payment).await {
                 Ok(order) => order,
-                Err(reason) => return self.challenge(ask, &stock, item, &reason, None),
+                Err(reason) => return self.rejected(ask, &sheet, Some(payment), &reason, None),
             };
             let Some(run) = handler.take() else { break };
             match self.sell(order, run, trial.take()).await {
@@ -298,7 +284,7 @@ impl Gate {
                         Reason::SettlementFailed(said) => Some(failed_receipt(payment, said)),
                         _ => None,
                     };
-                    return self.challenge(ask, &stock, item, &reason, receipt.as_deref());
+                    return self.rejected(ask, &sheet, Some(payment), &reason, receipt.as_deref());
                 }
                 Ok(sold) => return Told::sold(ask.request.kind, sold),
             }
@@ -400,26 +386,42 @@ impl Gate {
         let stock = self.0.shelf.now();
         let receipt = claim.receipt.as_deref().filter(|_| *reason == Reason::AlreadySettled);
         match stock.book.prices().resolve(ask.request.kind, &ask.key) {
-            Target::Priced(item) => self.challenge(ask, &stock, item, reason, receipt),
+            Target::Priced(item) => {
+                let sheet = Sheet { stock: &stock, item, altered: None };
+                self.challenge(ask, &sheet, reason, receipt)
+            }
             Target::Free => Told::free(),
             Target::NotFound => Told::not_found(ask.request.kind, ask.request.revision),
         }
     }
 
-    fn challenge(
+    pub(super) fn challenge(
         &self,
         ask: &Ask<'_>,
-        stock: &Stock,
-        item: &Item,
+        sheet: &Sheet<'_>,
         reason: &Reason,
         receipt: Option<&RawValue>,
     ) -> Told {
-        let Some(shown) = stock.shown.same(item).filter(|item| !item.offers.is_empty()) else {
-            return Told::internal("not_on_offer");
-        };
-        let declared = self.0.declared.of(&item.key);
-        let extensions = extensions::advertised(shown, declared.first().map(|newest| &**newest));
+        let changed = sheet.altered.and_then(|altered| altered.item.as_ref());
+        let shown = changed.or_else(|| sheet.stock.shown.same(sheet.item)).filter(|item| !item.offers.is_empty());
+        let Some(shown) = shown else { return Told::internal("not_on_offer") };
+        if let Some(changed) = changed {
+            self.0.quotes.remember(&ask.call, changed, self.0.world.unix_ms());
+        }
+        let (extensions, _) = self.extensions(sheet);
         Told::challenge(ask.binding, shown, &ask.key, reason, &extensions, receipt)
+    }
+
+    /// What is advertised with an item, and the bazaar's declarations that may have been.
+    pub(super) fn extensions(&self, sheet: &Sheet<'_>) -> (Box<RawValue>, Vec<Box<RawValue>>) {
+        let declared = self.0.declared.of(&sheet.item.key);
+        let ours = extensions::advertised(sheet.item, declared.first().map(|newest| &**newest));
+        let more = sheet.altered.and_then(|altered| altered.extensions.as_deref());
+        let Some(members) = more.and_then(|more| json::members(more).ok()) else { return (ours, declared) };
+        // What says who the payer is stays ours.
+        let set: Vec<_> = members.iter().map(|(name, value)| (name.as_ref(), value.get())).collect();
+        let set: Vec<_> = set.into_iter().filter(|(name, _)| *name != PAYMENT_IDENTIFIER).collect();
+        (splice::with_members(&ours, &set).unwrap_or(ours), declared)
     }
 
     /// Whether this source may try a payment that nobody knows. `trial` is kept over all turns of the request.
@@ -431,11 +433,14 @@ impl Gate {
     }
 
     /// The local checks: rows of the phase "payment".
-    async fn order(&self, ask: &Ask<'_>, stock: &Stock, item: &Item, payment: &Arc<Payment>) -> Result<Order, Reason> {
-        let unix_ms = self.0.world.unix_ms();
-        let offer = stock.book.matching(item, &payment.accepted, unix_ms).ok_or(Reason::NoMatchingRequirements)?;
-        let declared = self.0.declared.of(&item.key);
-        let offered = extensions::advertised(item, declared.first().map(|newest| &**newest));
+    async fn order(&self, ask: &Ask<'_>, sheet: &Sheet<'_>, payment: &Arc<Payment>) -> Result<Order, Reason> {
+        let (unix_ms, item) = (self.0.world.unix_ms(), sheet.item);
+        let offer = match sheet.altered.and_then(|altered| altered.item.as_ref()) {
+            Some(changed) => self.0.quotes.matching(&ask.call, changed, &payment.accepted, unix_ms),
+            None => sheet.stock.book.matching(item, &payment.accepted, unix_ms).cloned(),
+        };
+        let offer = offer.ok_or(Reason::NoMatchingRequirements)?;
+        let (offered, declared) = self.extensions(sheet);
         let echoed = extensions::check(&offered, &declared, payment.extensions.as_deref(), item)?;
         if echoed.legacy_identifier {
             telemetry::GATE_LEGACY_IDENTIFIERS.one([]);
@@ -447,21 +452,24 @@ impl Gate {
         };
         let min_ledger_ms = chain.map_or(MIN_LEDGER_MS, |chain| chain.min_ledger_ms());
         let passphrase = chain.map(|chain| chain.passphrase()).or_else(|| known_passphrase(&offer.network));
-        payment.check(offer, &Now { unix_ms, ledger, min_ledger_ms, passphrase })?;
+        payment.check(&offer, &Now { unix_ms, ledger, min_ledger_ms, passphrase })?;
         Ok(Order {
             scope: item.scope(),
             call: ask.call,
             payment: payment.clone(),
             proof: Proof::new(echoed.identifier.as_ref(), ask.request.session),
-            offer: offer.clone(),
-            seen_at: payment.earliest(offer, min_ledger_ms),
+            seen_at: payment.earliest(&offer, min_ledger_ms),
+            offer,
         })
     }
 
     async fn sell(&self, order: Order, handler: Handler, trial: Option<Trial>) -> Result<Sold, Known> {
-        let seller = self.0.seller.clone();
+        let (seller, gate) = (self.0.seller.clone(), self.clone());
         let done = self.in_a_task(async move {
             let sold = seller.sell(&order, handler).await;
+            if let Ok(sold) = &sold {
+                gate.tell_of(&order, sold);
+            }
             if let Some(trial) = trial
                 && !matches!(sold, Ok(Sold::Challenge(_)))
             {

@@ -3,12 +3,15 @@
 //!
 //! Nothing here knows of axum or of configuration files: the proxy and the library stand on the same parts.
 
+mod ask;
 mod breaker;
 pub mod challenge;
 pub mod claims;
 mod chores;
 pub mod desk;
 pub mod extensions;
+mod hooked;
+pub mod hooks;
 pub mod junk;
 pub mod known;
 pub mod listing;

@@ -6,8 +6,11 @@ use std::sync::{Arc, Mutex, PoisonError, RwLock};
 
 use serde_json::value::RawValue;
 
-use super::prices::{Book, Prices};
+use super::payment::CallKey;
+use super::prices::{Book, Item, Prices};
+use crate::json;
 use crate::money::Network;
+use crate::x402::Offer;
 
 /// Schemes by network, as its facilitator said; a network that is missing was not heard of, and counts as settled.
 pub(super) type Support = BTreeMap<Network, BTreeSet<String>>;
@@ -66,7 +69,7 @@ impl Stock {
     }
 }
 
-fn is_settled(support: &Support, offer: &crate::x402::Offer) -> bool {
+fn is_settled(support: &Support, offer: &Offer) -> bool {
     support.get(&offer.network).is_none_or(|schemes| schemes.contains(&offer.scheme))
 }
 
@@ -99,6 +102,53 @@ impl Declared {
     pub fn of(&self, tool: &str) -> Vec<Box<RawValue>> {
         let all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         all.get(tool).map(|of| of.iter().cloned().collect()).unwrap_or_default()
+    }
+}
+
+/// What hooks asked for, by the call that they asked it for: good for the offer's own timeout.
+#[derive(Default)]
+pub(super) struct Quotes(Mutex<BTreeMap<[u8; 32], Vec<Quote>>>);
+
+struct Quote {
+    scope: String,
+    offer: Offer,
+    until_ms: u64,
+}
+
+const MAX_QUOTED: usize = 10_000;
+
+impl Quotes {
+    pub fn remember(&self, call: &CallKey, item: &Item, now_ms: u64) {
+        let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if all.len() >= MAX_QUOTED && !all.contains_key(&call.call) {
+            all.retain(|_, quotes| quotes.iter().any(|quote| quote.until_ms > now_ms));
+            if all.len() >= MAX_QUOTED {
+                all.pop_first();
+            }
+        }
+        let quotes = all.entry(call.call).or_default();
+        quotes.retain(|quote| quote.until_ms > now_ms);
+        for priced in &item.offers {
+            let (scope, offer) = (item.scope(), priced.offer.clone());
+            quotes.retain(|quote| !(quote.scope == scope && json::equal(&quote.offer.raw, &offer.raw)));
+            let until_ms = now_ms.saturating_add(offer.max_timeout_seconds.saturating_mul(1_000));
+            quotes.push(Quote { scope, offer, until_ms });
+        }
+        // A hook that never says the same twice.
+        let over = quotes.len().saturating_sub(16);
+        quotes.drain(..over);
+    }
+
+    /// The offer, of now or quoted before, that `accepted` equals in every member.
+    pub fn matching(&self, call: &CallKey, item: &Item, accepted: &RawValue, now_ms: u64) -> Option<Offer> {
+        let equal = |offer: &&Offer| json::equal(&offer.raw, accepted);
+        if let Some(now) = item.offers.iter().map(|priced| &priced.offer).find(equal) {
+            return Some(now.clone());
+        }
+        let (all, scope) = (self.0.lock().unwrap_or_else(PoisonError::into_inner), item.scope());
+        let quoted = all.get(&call.call).into_iter().flatten();
+        let mut good = quoted.filter(|quote| quote.scope == scope && quote.until_ms > now_ms).map(|quote| &quote.offer);
+        good.find(equal).cloned()
     }
 }
 

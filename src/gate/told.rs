@@ -52,6 +52,27 @@ impl Told {
         Told { outcome: "invalid_arguments", answer }
     }
 
+    /// A hook's own answer, whatever it says: an error result that is no demand.
+    pub fn halted(kind: Kind, status: u16, body: &RawValue) -> Told {
+        let structured = match body.get().starts_with('{') {
+            true => body.to_owned(),
+            false => json::raw(&std::collections::BTreeMap::from([("body", body)])),
+        };
+        let strict = match kind {
+            Kind::Tool => "",
+            Kind::Resource => r#","contents":[]"#,
+            Kind::Prompt => r#","messages":[]"#,
+        };
+        let text = format!(
+            r#"{{"content":[{{"type":"text","text":{}}}],"structuredContent":{structured},"isError":true{strict},"_meta":{{"tollway/status":{status}}}}}"#,
+            json::raw(structured.get())
+        );
+        match RawValue::from_string(text) {
+            Ok(result) => Told { outcome: "hook_halted", answer: Answer::Result(result) },
+            Err(_) => Told::internal("hook_failed"),
+        }
+    }
+
     /// A client that sends junk is not asked for more.
     pub fn too_many() -> Told {
         let mut error = RpcError::internal("Too many payments that could not be used: try again later");

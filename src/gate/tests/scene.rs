@@ -17,6 +17,7 @@ use tokio::sync::Notify;
 
 use super::super::claims::tests::{Hands, Shop, shop, world};
 use super::super::desk::{Answer, Described, Gate, Parts, Request};
+use super::super::hooks::Hooking;
 use super::super::prices::tests::{PAY_TO, USDC, terms};
 use super::super::prices::{About, Item, Prices, Unlisted};
 use super::super::sell::{Ran, Settings};
@@ -265,6 +266,10 @@ impl Scene {
     }
 
     pub async fn of(on: On, gates: usize, settings: Settings) -> Scene {
+        Scene::made(on, gates, settings, None).await
+    }
+
+    pub async fn made(on: On, gates: usize, settings: Settings, hooking: Option<Hooking>) -> Scene {
         let facility = Arc::new(Facility {
             verify: Mutex::new((200, r#"{"isValid":true}"#.into())),
             settles: Mutex::new(vec![(200, yes())]),
@@ -322,7 +327,11 @@ impl Scene {
                 chains: BTreeMap::from([(network, Arc::new(chain))]),
                 settings,
             };
-            scene.gates.push(Gate::new(parts).unwrap());
+            let gate = match &hooking {
+                Some(hooking) => Gate::with_hooks(parts, hooking.clone()),
+                None => Gate::new(parts),
+            };
+            scene.gates.push(gate.unwrap());
             scene.mortals.push(mortal);
         }
         scene

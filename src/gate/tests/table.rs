@@ -14,6 +14,7 @@ use super::super::desk::{Answer, Described};
 use super::super::junk::JunkLimit;
 use super::super::prices::tests::{PAY_TO, USDC};
 use super::super::sell::{Ran, Settings};
+use super::hooked;
 use super::lies;
 use super::replicas;
 use super::scene::*;
@@ -43,29 +44,32 @@ const CASES: &[Case] = &[
     (13, &[what_is_not_for_sale_is_not_there]),
     (14, &[what_is_free_passes_whatever_it_brings]),
     (15, &[arguments_are_checked_before_anybody_is_asked_to_pay]),
-    (16, &[without_a_payment_there_is_a_challenge_with_a_hint]),
-    (17, &[a_payment_that_does_not_fit_is_named_and_nobody_is_asked]),
-    (18, &[an_identifier_belongs_to_one_payment]),
-    (19, &[a_source_of_junk_is_stopped_before_the_facilitator]),
-    (20, &[an_offer_that_nobody_settles_is_not_advertised]),
-    (21, &[a_store_that_fails_is_no_demand]),
-    (22, &[what_the_facilitator_refuses_is_a_challenge_with_its_words]),
-    (23, &[a_facilitator_that_fails_is_no_demand_and_is_left_alone]),
-    (24, &[whatever_gives_no_output_is_not_charged]),
+    (16, &[hooked::a_hook_halts_or_lets_through_before_anybody_pays]),
+    (17, &[hooked::a_hook_halts_or_lets_through_before_anybody_pays]),
+    (18, &[hooked::a_hook_that_fails_sells_nothing_unasked]),
+    (19, &[without_a_payment_there_is_a_challenge_with_a_hint]),
+    (20, &[a_payment_that_does_not_fit_is_named_and_nobody_is_asked]),
+    (21, &[an_identifier_belongs_to_one_payment]),
+    (22, &[a_source_of_junk_is_stopped_before_the_facilitator]),
+    (23, &[an_offer_that_nobody_settles_is_not_advertised]),
+    (24, &[a_store_that_fails_is_no_demand]),
+    (25, &[what_the_facilitator_refuses_is_a_challenge_with_its_words]),
+    (26, &[a_facilitator_that_fails_is_no_demand_and_is_left_alone]),
+    (27, &[whatever_gives_no_output_is_not_charged]),
     (
-        25,
+        28,
         &[
             lies::an_unknown_settlement_is_no_demand_and_is_collected_later,
             replicas::a_gate_that_dies_while_it_settles_is_swept,
         ],
     ),
-    (26, &[an_output_leaves_with_its_receipt]),
-    (27, &[a_structural_no_may_be_tried_again, lies::a_dead_authorization_ends_the_doubt]),
-    (28, &[lies::no_lie_gets_an_output_out]),
-    (29, &[a_structural_no_may_be_tried_again]),
-    (30, &[upfront_is_paid_whatever_the_handler_does]),
+    (29, &[an_output_leaves_with_its_receipt]),
+    (30, &[a_structural_no_may_be_tried_again, lies::a_dead_authorization_ends_the_doubt]),
+    (31, &[lies::no_lie_gets_an_output_out]),
+    (32, &[a_structural_no_may_be_tried_again]),
+    (33, &[upfront_is_paid_whatever_the_handler_does]),
     (
-        32,
+        35,
         &[
             replicas::a_gate_that_dies_while_it_runs_is_followed_by_another,
             replicas::a_gate_that_dies_while_it_settles_is_swept,
@@ -75,7 +79,7 @@ const CASES: &[Case] = &[
 ];
 
 /// What is played elsewhere: frames before a settlement are the proxy's.
-const ELSEWHERE: &[u32] = &[31];
+const ELSEWHERE: &[u32] = &[34];
 
 /// Row number to its cells: phase, event, claim, answer, charged, counted as.
 fn rows() -> BTreeMap<u32, Vec<&'static str>> {
@@ -91,7 +95,7 @@ fn rows() -> BTreeMap<u32, Vec<&'static str>> {
 #[test]
 fn every_row_has_a_case_and_every_outcome_a_row() {
     let rows = rows();
-    assert_eq!(rows.keys().copied().collect::<Vec<_>>(), (1..=32).collect::<Vec<_>>());
+    assert_eq!(rows.keys().copied().collect::<Vec<_>>(), (1..=35).collect::<Vec<_>>());
     for (number, cells) in &rows {
         assert!(cells.len() == 6 && cells.iter().all(|cell| !cell.is_empty()), "row {number} has an empty cell");
         let played = CASES.iter().any(|(row, tests)| row == number && !tests.is_empty());
