@@ -26,6 +26,7 @@ pub mod target;
 mod template;
 mod told;
 mod wait;
+pub mod webhooks;
 #[cfg(all(test, feature = "sqlite", feature = "postgres"))]
 mod tests;
 
