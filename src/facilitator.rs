@@ -1,5 +1,6 @@
 //! A facilitator as a seller calls it (core specification 7): verify and settle. Its yes is evidence, its no is a word.
 
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -35,11 +36,74 @@ pub enum Verdict {
 
 #[derive(Clone)]
 pub struct Facilitator {
-    http: Client,
+    way: Way,
     /// Without a `/` at its end.
     base: String,
     /// Marked as sensitive, so that no Debug shows it.
     authorization: Option<HeaderValue>,
+}
+
+#[derive(Clone)]
+enum Way {
+    Http(Client),
+    Recorded(Recording),
+}
+
+/// What a facilitator without a network was asked, for tests of a program that sells. It finds every payment valid and
+/// settles it, unless it was told to refuse.
+#[derive(Clone, Default)]
+pub struct Recording(Arc<Mutex<Recorded>>);
+
+#[derive(Default)]
+struct Recorded {
+    verified: usize,
+    settled: usize,
+    refusal: Option<String>,
+}
+
+impl Recording {
+    /// From now on every payment is invalid for this reason; `None`: valid again.
+    pub fn refuse(&self, reason: Option<&str>) {
+        self.recorded().refusal = reason.map(ToOwned::to_owned);
+    }
+
+    /// # Panics
+    /// If another number of payments was verified.
+    pub fn assert_verified(&self, times: usize) {
+        assert_eq!(self.recorded().verified, times, "so many payments were verified");
+    }
+
+    /// # Panics
+    /// If another number of payments was settled.
+    pub fn assert_settled(&self, times: usize) {
+        assert_eq!(self.recorded().settled, times, "so many payments were settled");
+    }
+
+    fn recorded(&self) -> MutexGuard<'_, Recorded> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn say(&self, path: &str, body: &[u8]) -> Box<RawValue> {
+        let asked: Option<&RawValue> = serde_json::from_slice(body).ok();
+        let requirements = asked.and_then(|asked| json::member(asked, "paymentRequirements"));
+        let network = requirements.and_then(|offer| json::member(offer, "network")).and_then(json::string);
+        let mut recorded = self.recorded();
+        let refusal = recorded.refusal.clone();
+        json::raw(&match (path, refusal) {
+            ("/verify", refusal) => {
+                recorded.verified += 1;
+                serde_json::json!({"isValid": refusal.is_none(), "invalidReason": refusal})
+            }
+            ("/settle", None) => {
+                recorded.settled += 1;
+                let transaction = format!("recorded-{}", recorded.settled);
+                serde_json::json!({"success": true, "transaction": transaction, "network": network})
+            }
+            (_, refusal) => {
+                serde_json::json!({"success": false, "errorReason": refusal, "transaction": "", "network": network})
+            }
+        })
+    }
 }
 
 /// The body of `/verify` and `/settle`. Kept as it is, the same settle can be asked again, byte for byte.
@@ -74,7 +138,14 @@ pub struct SupportedKind {
 
 impl Facilitator {
     pub fn new(http: Client, base: &Url) -> Facilitator {
-        Facilitator { http, base: base.as_str().trim_end_matches('/').to_owned(), authorization: None }
+        Facilitator { way: Way::Http(http), base: base.as_str().trim_end_matches('/').to_owned(), authorization: None }
+    }
+
+    /// One that asks nobody, and what it will have been asked.
+    pub fn recording() -> (Facilitator, Recording) {
+        let recording = Recording::default();
+        let way = Way::Recorded(recording.clone());
+        (Facilitator { way, base: "http://recording.invalid".to_owned(), authorization: None }, recording)
     }
 
     /// The value of the header `Authorization`; `None` where the text can be no header.
@@ -86,6 +157,9 @@ impl Facilitator {
 
     /// What it verifies and settles in this version of the protocol (core specification 7.3), at most 1,000 kinds.
     pub async fn supported(&self, timeout: Duration) -> Result<Vec<SupportedKind>, FacilitatorError> {
+        if let Way::Recorded(_) = self.way {
+            return Err(FacilitatorError::Malformed("a recording does not say what it supports".into()));
+        }
         let request = self.request(http::Request::get(format!("{}/supported", self.base)), Bytes::new())?;
         let answer = self.send("kinds", request, timeout).await?;
         let kinds = json::member(&answer, "kinds").and_then(json::elements);
@@ -171,7 +245,11 @@ impl Facilitator {
         request: http::Request<Bytes>,
         timeout: Duration,
     ) -> Result<Box<RawValue>, FacilitatorError> {
-        let answer = self.http.send_within(request, Limits { timeout, max_response_bytes: MAX_ANSWER }).await?;
+        let http = match &self.way {
+            Way::Http(http) => http,
+            Way::Recorded(recording) => return Ok(recording.say(request.uri().path(), request.body())),
+        };
+        let answer = http.send_within(request, Limits { timeout, max_response_bytes: MAX_ANSWER }).await?;
         let checked = json::check(answer.body(), json::Limits { bytes: MAX_ANSWER, depth: MAX_DEPTH });
         match checked {
             Ok(body) if json::member(body, deciding).is_some() => Ok(body.to_owned()),

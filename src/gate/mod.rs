@@ -14,6 +14,7 @@ mod hooked;
 pub mod hooks;
 pub mod junk;
 pub mod known;
+pub mod library;
 pub mod listing;
 pub mod payment;
 pub mod prices;
