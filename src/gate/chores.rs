@@ -17,6 +17,8 @@ use crate::telemetry;
 
 /// Of one look at what a facilitator supports.
 const SUPPORTED: Duration = Duration::from_secs(10);
+/// Between two removals of what is old.
+const TIDY: Duration = Duration::from_secs(60);
 /// Claims of one sweep, and rows that are removed at once.
 const AT_ONCE: u32 = 32;
 const TIDIED: u32 = 1_000;
@@ -26,11 +28,14 @@ impl Gate {
     /// that comparison again and again, lost settlements, what has grown too old. Until `stopped` is cancelled.
     pub async fn start(&self, stopped: CancellationToken) {
         self.compare().await;
-        let (sweeps, compares) = (self.clone(), self.clone());
+        let (sweeps, tidies, compares) = (self.clone(), self.clone(), self.clone());
         let settings = self.inner().seller.settings;
-        let stop = stopped.clone();
+        let (stop, halt) = (stopped.clone(), stopped.clone());
         self.inner().world.spawn.spawn(Box::pin(async move {
             again_and_again(stop, settings.sweep, async || sweeps.sweep().await).await;
+        }));
+        self.inner().world.spawn.spawn(Box::pin(async move {
+            again_and_again(halt, TIDY, async || tidies.tidy().await).await;
         }));
         self.inner().world.spawn.spawn(Box::pin(async move {
             again_and_again(stopped, settings.compare, async || compares.compare().await).await;
@@ -53,6 +58,11 @@ impl Gate {
             }
             Err(error) => tracing::warn!(%error, "claims could not be swept"),
         }
+    }
+
+    /// Removes what has grown too old. It is begun by [`Gate::start`] too.
+    pub async fn tidy(&self) {
+        let inner = self.inner();
         if let Err(error) = inner.seller.claims.forget_answers(TIDIED).await {
             tracing::warn!(%error, "old answers could not be removed");
         }

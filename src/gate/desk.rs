@@ -470,8 +470,9 @@ impl Gate {
             if let Ok(sold) = &sold {
                 gate.tell_of(&order, sold);
             }
+            // A settle that came to nothing may be junk too: `upfront` verifies nothing before.
             if let Some(trial) = trial
-                && !matches!(sold, Ok(Sold::Challenge(_)))
+                && !matches!(sold, Ok(Sold::Challenge(_) | Sold::Withheld(_)))
             {
                 trial.was_good();
             }

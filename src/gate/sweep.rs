@@ -6,6 +6,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
+use futures_util::future::join_all;
 use serde_json::json;
 
 use super::claims::{Arrow, Change, Claim, ClaimError, Due, Lost, State};
@@ -35,13 +36,10 @@ const SHORTEST: Duration = Duration::from_secs(5);
 const LONGEST: Duration = Duration::from_secs(300);
 
 impl Seller {
-    /// At most `most` claims that are due, one after the other.
+    /// At most `most` claims that are due, all at once: their leases began together.
     pub async fn sweep(&self, chains: &Chains, most: u32, now_ms: u64) -> Result<Vec<Resolved>, ClaimError> {
-        let mut all = Vec::new();
-        for due in self.claims.due(most).await? {
-            all.push(self.resolve(&due, chains, now_ms).await?);
-        }
-        Ok(all)
+        let due = self.claims.due(most).await?;
+        join_all(due.iter().map(|due| self.resolve(due, chains, now_ms))).await.into_iter().collect()
     }
 
     /// `now_ms`: by the store's clock, as near as it is known; it decides only when the claim is looked at again.

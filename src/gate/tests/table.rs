@@ -664,11 +664,11 @@ async fn a_structural_no_may_be_tried_again() {
         let own = params("search", Some(&payment("search", 1, Some(ID))));
         assert_eq!(challenge(&scene.call(&own).await), "settlement_failed");
         let kept = async || scene.gates[0].claims().settle_request(&identity_of("search")).await.unwrap().is_some();
-        scene.gates[0].sweep().await;
+        scene.gates[0].tidy().await;
         assert!(kept().await, "it lives");
         scene.node.ledger.store(111, Ordering::SeqCst);
         scene.later(60).await;
-        scene.gates[0].sweep().await;
+        scene.gates[0].tidy().await;
         assert!(!kept().await, "it is dead");
     }
 }
