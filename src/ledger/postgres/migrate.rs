@@ -13,6 +13,7 @@ const MIGRATIONS: &[(i64, &str, &str)] = &[
     (2, "limit lists", include_str!("../../../migrations/postgres/0002_limit_lists.sql")),
     (3, "day windows", include_str!("../../../migrations/postgres/0003_day_windows.sql")),
     (4, "archive", include_str!("../../../migrations/postgres/0004_archive.sql")),
+    (5, "lean reservations", include_str!("../../../migrations/postgres/0005_lean_reservations.sql")),
     (10, "gate claims", include_str!("../../../migrations/postgres/0010_gate_claims.sql")),
     (11, "dead settle requests", include_str!("../../../migrations/postgres/0011_dead_settle_requests.sql")),
 ];

@@ -21,6 +21,9 @@ use crate::money::{AgentId, Amount, Asset, Network, PaymentId, Unit};
 /// Most rows that one list shows.
 const MAX_LIST: u32 = 10_000;
 const OPERATOR: &str = "operator";
+/// What no foreign key looks after, which would lock each payment once more for each of its events.
+const EVENTS_OF_NOTHING: &str = "SELECT DISTINCT left(e.payment_identifier, 16) AS id FROM payment_events e \
+    WHERE NOT EXISTS (SELECT 1 FROM payments p WHERE p.payment_identifier = e.payment_identifier) LIMIT 100";
 /// What counting every row may take.
 const LONG: Duration = Duration::from_secs(600);
 
@@ -305,6 +308,10 @@ impl PostgresLedger {
         for row in &tx.rows(archive::FORGOTTEN_KEYS, &[]).await? {
             let id: &str = get(row, "id")?;
             audit.differs("key", format!("{id} is archived, and its key could be spent again"));
+        }
+        for row in &tx.rows(EVENTS_OF_NOTHING, &[]).await? {
+            let id: &str = get(row, "id")?;
+            audit.differs("history", format!("{id} has events and no payment"));
         }
         let sql =
             "SELECT agent, network, asset, kind, key, held::text AS held, spent::text AS spent FROM budget_windows";

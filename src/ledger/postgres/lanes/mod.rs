@@ -30,6 +30,8 @@ use crate::telemetry;
 use batch::Connection;
 use entry::Entry;
 pub(super) use entry::{Answer, End, Hold};
+#[cfg(test)]
+pub(super) use statements::look_ups;
 
 /// Entries that wait in one lane; one more is refused at once.
 const QUEUE: usize = 4_096;

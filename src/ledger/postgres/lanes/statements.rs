@@ -242,8 +242,8 @@ fn apply(holds: bool, ends: bool, careful: bool) -> String {
 
 /// Of an earlier run of the same batch whose commit was not answered.
 const MINE: &str = "SELECT p.payment_identifier, p.lease_expires, p.sign_before \
-    FROM unnest($1::text[], $2::bytea[]) k(id, token) JOIN payments p ON p.payment_identifier = k.id \
-    AND p.lease_token = k.token AND p.state = 'reserved'";
+    FROM unnest($1::text[], $2::bytea[]) k(id, token) CROSS JOIN LATERAL (SELECT * FROM payments p \
+    WHERE p.payment_identifier = k.id LIMIT 1) p WHERE p.lease_token = k.token AND p.state = 'reserved'";
 
 /// Of payments that a reservation repeats, and whose owner is gone.
 const EXPIRE: &str = "WITH expired AS (UPDATE payments SET state = 'in_doubt', reason = 'lease_expired', \
@@ -270,4 +270,21 @@ impl Statements {
             None => Ok(Vec::new()),
         }
     }
+}
+
+/// The look-ups of a batch: name, text, types.
+#[cfg(test)]
+pub(in crate::ledger::postgres) fn look_ups() -> Vec<(&'static str, String, Vec<String>)> {
+    let of = |name, ask: Ask| {
+        let sql = &ALL[ask as usize];
+        (name, sql.text.clone(), sql.types.iter().map(|of| of.name().to_owned()).collect())
+    };
+    vec![
+        of("keyed", Ask::Keyed),
+        of("keyless", Ask::Keyless),
+        of("ends", Ask::Ends),
+        of("end windows", Ask::EndWindows),
+        of("payments", Ask::Payments),
+        of("mine", Ask::Mine),
+    ]
 }

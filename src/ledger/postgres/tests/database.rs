@@ -78,11 +78,18 @@ async fn an_audit_names_every_difference() {
         .await
         .unwrap();
     schema.sql("UPDATE payments SET state = 'in_doubt', reason = 'no_answer' WHERE nonce = '1'").await.unwrap();
+    let stray = format!(
+        "INSERT INTO payment_events (payment_identifier, at, event) VALUES ('{}', 1, 'reserved')",
+        id(9).to_hex()
+    );
+    schema.sql(&stray).await.unwrap();
     let audit = schema.ledger.audit().await.unwrap();
     let mut found: Vec<_> = audit.differences.iter().map(|found| found.what).collect();
     found.sort_unstable();
-    assert_eq!(found, ["history", "window", "window", "window"], "{:?}", audit.differences);
+    assert_eq!(found, ["history", "history", "window", "window", "window"], "{:?}", audit.differences);
     assert!(audit.differences.iter().any(|f| f.detail.contains("held 150") && f.detail.contains("held 200")));
+    let stray = format!("{} has events and no payment", id(9).short());
+    assert!(audit.differences.iter().any(|f| f.detail == stray), "{:?}", audit.differences);
     let request = SettleRequest {
         payment_id: id(2),
         amount: amount("100"),

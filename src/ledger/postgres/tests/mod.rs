@@ -6,6 +6,7 @@ mod database;
 mod failover;
 mod failures;
 mod lanes;
+mod plans;
 mod pooled;
 mod races;
 mod rights;
