@@ -1,7 +1,7 @@
 //! Group commit: reservations and settlements of many callers and budgets share a transaction.
 //!
 //! A lane is one connection, one transaction at a time and one bounded queue; agents are hashed to lanes. A batch takes
-//! what waits, after one turn of the scheduler; nobody waits for a batch to fill. Each entry is decided on its own, in
+//! what waits, after a few turns of the scheduler; no clock is waited for. Each entry is decided on its own, in
 //! the order of arrival, and what a batch cannot say of an entry the row-at-a-time transaction says (`reserve.rs`,
 //! `close.rs`), with the entry's caller as its own.
 
@@ -41,6 +41,12 @@ const BATCH: usize = 256;
 const BODIES: usize = 4 << 20;
 /// Batches are counted by size: up to 1, 2, 4 ... 256.
 const SIZES: usize = 9;
+
+/// Turns of the scheduler before a batch is taken: at most so many, and no more once so many brought nobody. Callers whom
+/// the last batch answered come back in them: taken without them, batches are full and nearly empty in turns, and half
+/// of the callers wait for two.
+const TURNS: usize = 32;
+const QUIET_TURNS: usize = 3;
 
 /// Payments of which the lane is remembered: many more than are under way at once.
 const HOMES: usize = 16_384;
@@ -171,7 +177,7 @@ impl Lanes {
             LaneFigures { lanes: u64::try_from(self.lanes.len()).unwrap_or(u64::MAX), ..LaneFigures::default() };
         for lane in &self.lanes {
             let read = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
-            sum.waiting += u64::try_from(lane.state().waiting.len()).unwrap_or(u64::MAX);
+            sum.waiting += u64::try_from(lane.waiting()).unwrap_or(u64::MAX);
             sum.batches += read(&lane.figures.batches);
             sum.entries += read(&lane.figures.entries);
             sum.busy += read(&lane.figures.busy);
@@ -206,6 +212,23 @@ impl Lane {
             self.world.spawn.spawn(work);
         }
         Ok(())
+    }
+
+    async fn gather(&self) {
+        let (mut seen, mut quiet) = (self.waiting(), 0);
+        for _ in 0..TURNS {
+            tokio::task::yield_now().await;
+            let waiting = self.waiting();
+            quiet = if waiting > seen { 0 } else { quiet + 1 };
+            if waiting >= BATCH || quiet == QUIET_TURNS {
+                return;
+            }
+            seen = waiting;
+        }
+    }
+
+    fn waiting(&self) -> usize {
+        self.state().waiting.len()
     }
 
     /// The next batch, in the order of arrival; `None` ends the work. Whoever went away reserves nothing, and whoever
@@ -272,8 +295,8 @@ async fn work(mut working: Working) {
     let lane = working.lane.clone();
     let mut connection = lane.state().connection.take();
     loop {
-        // Callers that the last batch woke get their next entry in. No timer: a wait makes rate and latency worse.
-        tokio::task::yield_now().await;
+        // No timer: a wait makes rate and latency worse.
+        lane.gather().await;
         let Some(batch) = lane.take(&mut connection) else {
             working.finished = true;
             return;
