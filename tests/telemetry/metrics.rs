@@ -3,6 +3,7 @@
 use std::collections::BTreeSet;
 
 use serde_json::json;
+use tollway::ledger::{Ledger as _, Limit};
 use tollway::telemetry::FAMILIES;
 
 use super::{KEY, Serve, exchange, until};
@@ -130,6 +131,24 @@ async fn what_payments_depend_on_degrades_them_and_does_not_unready_discovery() 
         says.rpc.clear();
     });
     until("its return", async || (serve.health().await["payments"] == "ready").then_some(())).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn limits_that_go_and_come_while_it_serves_are_seen() {
+    let serve = Serve::start(json!({})).await;
+    let operator = serve.elsewhere().await;
+    let given = operator.limits().await.unwrap();
+    assert_eq!((given.len(), &serve.health().await["payments"]), (1, &json!("ready")));
+    operator.replace_limits("file", &[]).await.unwrap();
+    let health = until("the absence of limits", async || {
+        let health = serve.health().await;
+        (health["payments"] == "degraded").then_some(health)
+    })
+    .await;
+    assert_eq!(health["reason"], "no_limit", "{health}");
+    assert_eq!(serve.probe("/readyz").await.status, 200);
+    operator.set_limit(&Limit { source: "operator".to_owned(), ..given[0].clone() }).await.unwrap();
+    until("their return", async || (serve.health().await["payments"] == "ready").then_some(())).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

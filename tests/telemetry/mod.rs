@@ -12,7 +12,7 @@ use serde_json::{Value, json};
 use tokio::io::{AsyncBufReadExt as _, AsyncReadExt as _, AsyncWriteExt as _, BufReader};
 use tokio::net::TcpStream;
 use tokio::process::{Child, Command};
-use tollway::ledger::Payment;
+use tollway::ledger::{Ledger as _, Payment, SqliteLedger};
 
 use crate::pay::bench::{ASSET, Bench, NETWORK, all};
 
@@ -132,11 +132,13 @@ impl Serve {
             "name": "x402_call_resource", "arguments": self.bench.arguments(change)}})
     }
 
-    /// As another process over the same file sees them.
+    /// As another process over the same file has it.
+    async fn elsewhere(&self) -> SqliteLedger {
+        SqliteLedger::open(&self.ledger, tollway::ports::machine::world().0, None).await.unwrap()
+    }
+
     async fn rows(&self) -> Vec<Payment> {
-        let world = tollway::ports::machine::world().0;
-        let ledger = tollway::ledger::SqliteLedger::open(&self.ledger, world, None).await.unwrap();
-        tollway::ledger::Ledger::list(&ledger, &all()).await.unwrap()
+        self.elsewhere().await.list(&all()).await.unwrap()
     }
 
     fn signal(&self, name: &str) {
