@@ -10,6 +10,7 @@ use serde_json::{Value, json};
 
 use super::Failure;
 use super::ledger::show;
+use super::resolve::said;
 use crate::agent::server;
 use crate::agent::time::rfc3339;
 use crate::chain::NonceReading;
@@ -21,8 +22,6 @@ use crate::money::Network;
 use crate::ports::World;
 use crate::x402::Offer;
 
-/// A reason that says less is none.
-const SHORTEST_REASON: usize = 10;
 const LONGEST_REASON: usize = 200;
 /// No ledger takes longer on average; with it the end of an authorization is counted where no RPC is asked.
 const SLOWEST_LEDGER_MS: u64 = 10_000;
@@ -228,19 +227,7 @@ async fn resolve(args: &ResolveArgs, claims: &Claims, chains: &Chains) -> Result
 
 /// What can be refused without a database.
 fn check(args: &ResolveArgs) -> Result<(), Failure> {
-    if let Some(reason) = &args.reason {
-        let length = reason.trim().chars().count();
-        if !(SHORTEST_REASON..=LONGEST_REASON).contains(&length) || reason.chars().any(char::is_control) {
-            let words = format!("--reason has {SHORTEST_REASON} to {LONGEST_REASON} characters on one line");
-            return Err(Failure::Usage(words));
-        }
-    }
-    match (args.settled, &args.transaction, &args.reason) {
-        (true, None, None) => Err(Failure::Usage(
-            "--settled needs --transaction HASH, which the chain confirms, or --reason TEXT".to_owned(),
-        )),
-        _ => Ok(()),
-    }
+    said(args.settled, args.transaction.is_some(), args.reason.as_deref(), LONGEST_REASON)
 }
 
 /// On what the end stands.

@@ -58,21 +58,25 @@ pub struct ResolveArgs {
 impl ResolveArgs {
     /// What can be refused without a ledger.
     pub fn check(&self) -> Result<(), Failure> {
-        if let Some(reason) = &self.reason {
-            let length = reason.trim().chars().count();
-            if !(SHORTEST_REASON..=LONGEST_REASON).contains(&length) || reason.chars().any(char::is_control) {
-                return Err(Failure::Usage(format!(
-                    "--reason has {SHORTEST_REASON} to {LONGEST_REASON} characters on one line"
-                )));
-            }
-        }
-        if self.settled && self.transaction.is_none() && self.reason.is_none() {
-            return Err(Failure::Usage(
-                "--settled needs --transaction HASH, which the chain confirms, or --reason TEXT".to_owned(),
-            ));
-        }
-        Ok(())
+        said(self.settled, self.transaction.is_some(), self.reason.as_deref(), LONGEST_REASON)
     }
+}
+
+/// Whether the words of whoever ends something by hand are enough: a reason of at most `longest` characters on one line,
+/// and for a payment that was made, the transaction or a reason.
+pub(super) fn said(settled: bool, transaction: bool, reason: Option<&str>, longest: usize) -> Result<(), Failure> {
+    if let Some(reason) = reason {
+        let length = reason.trim().chars().count();
+        if !(SHORTEST_REASON..=longest).contains(&length) || reason.chars().any(char::is_control) {
+            let words = format!("--reason has {SHORTEST_REASON} to {longest} characters on one line");
+            return Err(Failure::Usage(words));
+        }
+    }
+    if settled && !transaction && reason.is_none() {
+        let words = "--settled needs --transaction HASH, which the chain confirms, or --reason TEXT";
+        return Err(Failure::Usage(words.to_owned()));
+    }
+    Ok(())
 }
 
 /// How the payment is closed, and on whose word.

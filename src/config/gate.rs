@@ -71,7 +71,7 @@ pub fn load_gate(path: Option<&Path>, source: &dyn Source) -> Result<GateConfig,
 pub(super) fn parse(text: &str, source: &dyn Source) -> Result<GateConfig, ConfigError> {
     let file: file::File = serde_saphyr::from_str(text).map_err(|e| refusal::sentence(text, &e))?;
     let Some(gate) = file.gate else {
-        return refuse("gate", "is missing: write what is sold there, see tollway init gate --output -");
+        return refuse("gate", "is missing: write what is sold there");
     };
     let allow_insecure = file.network_security.allow_insecure_local;
     let networks = networks::networks(file.networks, allow_insecure)?;
