@@ -49,9 +49,14 @@ pub trait Doing<T> {
     fn doing(self, what: &str) -> Result<T>;
 }
 
-impl<T, E: std::fmt::Display> Doing<T> for std::result::Result<T, E> {
+impl<T, E: Into<Box<dyn std::error::Error>>> Doing<T> for std::result::Result<T, E> {
     fn doing(self, what: &str) -> Result<T> {
-        self.map_err(|error| Stopped(format!("{what}: {error}")))
+        self.map_err(|error| {
+            let error = error.into();
+            // A database's own words stand in the source.
+            let sources = std::iter::successors(error.source(), |error| error.source());
+            Stopped(sources.fold(format!("{what}: {error}"), |said, source| format!("{said}: {source}")))
+        })
     }
 }
 

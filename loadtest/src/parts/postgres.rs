@@ -45,6 +45,16 @@ impl Postgres {
         Ok(server)
     }
 
+    /// So many WAL files (16 MB each) are there to be written again, as on a server that has run for hours; `min_wal_size`
+    /// has to allow them. A new server makes one whenever the last is full, and every commit waits for its 16 MB of zeros.
+    pub async fn used_wal(&self, files: u32) -> Result<()> {
+        let client = self.client().await?;
+        for _ in 0..files {
+            client.batch_execute("SELECT pg_current_xact_id(); SELECT pg_switch_wal()").await.doing("pg_switch_wal")?;
+        }
+        client.batch_execute("CHECKPOINT").await.doing("CHECKPOINT")
+    }
+
     /// A standby of this server, in step with it. From the moment this returns, a commit waits for both.
     pub async fn standby(&self) -> Result<Postgres> {
         let dir = directory(self.owner)?;
