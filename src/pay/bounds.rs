@@ -22,6 +22,8 @@ const REQUESTS: u32 = 4;
 const WAITS: u32 = 2;
 /// What is found is written within this; the ledger refuses a release after the lease anyway.
 const WRITE: Duration = Duration::from_secs(5);
+/// A process that runs notices within this that a time is over.
+const NOTICE: Duration = Duration::from_secs(1);
 const READ: [Duration; 2] = [Duration::from_secs(5), Duration::from_secs(45)];
 const FIND: [Duration; 2] = [Duration::from_secs(2), Duration::from_secs(10)];
 
@@ -54,19 +56,34 @@ impl Bounds {
     /// end.
     pub fn from_now(&self) -> Deadlines {
         let now = Instant::now();
-        Deadlines { read: now + self.read, find: now + self.read + self.find, end: now + self.lease() }
+        Deadlines {
+            ask: now + self.read / 2,
+            read: now + self.read,
+            find: now + self.read + self.find,
+            end: now + self.lease(),
+        }
     }
 }
 
 /// Until when the holder of a lease does what. A process that was frozen finds them passed when it wakes up.
 #[derive(Debug, Clone, Copy)]
 pub struct Deadlines {
+    /// Who asks later gives the chain too little time.
+    ask: Instant,
     /// The chain is read by then, or proves nothing.
     pub read: Instant,
     /// The transaction of a used nonce is found by then, or left unnamed.
     pub find: Instant,
     /// From then on the holder writes nothing: the lease is over.
     pub end: Instant,
+}
+
+impl Deadlines {
+    /// Whether it is the chain's doing that a reading from `begun` to `ended` proved nothing. It is ours where the lease was
+    /// long in coming, or this process was frozen meanwhile.
+    pub fn blame_the_chain(&self, begun: Instant, ended: Instant) -> bool {
+        begun <= self.ask && ended <= self.read + NOTICE
+    }
 }
 
 #[cfg(test)]
@@ -104,5 +121,15 @@ mod tests {
             let granted_until = Instant::now() + bounds.lease();
             assert!(deadlines.read < deadlines.find && deadlines.find < deadlines.end && deadlines.end < granted_until);
         }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_reading_that_had_no_time_says_nothing_about_the_chain() {
+        let bounds = Bounds::new(Duration::from_secs(2), 1, 20);
+        let (now, until) = (Instant::now(), bounds.from_now());
+        assert!(until.blame_the_chain(now, until.read), "it was asked at once, and did not answer");
+        assert!(until.blame_the_chain(now + bounds.read / 2, now + bounds.read / 2), "it said no");
+        assert!(!until.blame_the_chain(until.read, until.read), "a lease that was long in coming");
+        assert!(!until.blame_the_chain(now, until.end), "frozen meanwhile");
     }
 }

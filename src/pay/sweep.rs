@@ -248,6 +248,7 @@ impl Sweep {
     async fn one(&self, lane: &Lane, job: Job, stop: &CancellationToken) -> End {
         let row = &job.row;
         let chain = lane.chain.as_ref().map(|(_, chain)| chain);
+        let begun = Instant::now();
         let looked = match select(pin!(look(chain, row, job.until)), pin!(stop.cancelled())).await {
             Either::Left((looked, _)) => looked,
             Either::Right(_) => return self.again(&job, job.now_ms(), End::Open).await,
@@ -262,6 +263,10 @@ impl Sweep {
                 let left = remaining_ms(row, looked.newest, now);
                 let wait = backoff_ms(row, now, least, LONGEST_OPEN).min(left).max(least.min(2_000));
                 self.again(&job, now.saturating_add(self.jittered(wait)), End::Open).await
+            }
+            // Nothing was learned, so nothing is waited for.
+            NonceReading::Inconclusive(_) if !job.until.blame_the_chain(begun, Instant::now()) => {
+                self.again(&job, now, End::Open).await
             }
             NonceReading::Inconclusive(why) => {
                 let overdue = now > overdue_ms(row);
