@@ -132,6 +132,7 @@ pub fn question<'a>(claim: &'a Claim, offer: &'a Offer) -> Option<NonceQuestion<
         pay_to: &offer.pay_to,
         asset: offer.asset.as_str(),
         nonce: claim.nonce.parse().ok()?,
+        amount: Some(offer.amount),
         expiration: ledger(claim.dies_at),
         reserved_at: ledger(claim.seen_at),
         reserved_ms: claim.created_ms,
@@ -156,9 +157,10 @@ async fn on_stellar(chain: &Stellar, claim: &Claim) -> Evidence {
     match chain.nonce_reading(question).await {
         NonceReading::Used { ledger } => {
             let used = u32::try_from(ledger).unwrap_or(u32::MAX);
-            let transaction = chain.transaction_of(question, used).await.unwrap_or_default();
-            // No RPC may keep the transaction any more.
-            Evidence::Receipt(receipt(claim, &transaction))
+            match chain.transaction_of(question, used).await {
+                Some(transaction) => Evidence::Receipt(receipt(claim, &transaction)),
+                None => Evidence::nothing("no_rpc_shows_the_payment"),
+            }
         }
         NonceReading::Dead | NonceReading::Cancelled => Evidence::Unused,
         NonceReading::Open => Evidence::nothing("still_alive"),

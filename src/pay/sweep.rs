@@ -504,6 +504,7 @@ pub fn question(row: &Payment) -> Result<Question<'_>, &'static str> {
             pay_to: &row.pay_to,
             asset: row.asset.as_str(),
             nonce: authorization.nonce.parse().map_err(|_| "the row's nonce is not a number")?,
+            amount: None,
             expiration: u32::try_from(authorization.dead_after).map_err(|_| "the row's expiration is no ledger")?,
             reserved_at: u32::try_from(authorization.at).map_err(|_| "the row's start is no ledger")?,
             reserved_ms: row.created_ms,

@@ -169,6 +169,7 @@ async fn the_official_facilitator_settles_our_payment_once() {
             pay_to: &pay_to,
             asset: USDC,
             nonce,
+            amount: None,
             expiration,
             reserved_at: at.sequence,
             reserved_ms: 0,

@@ -82,6 +82,7 @@ async fn read(stellar: &Stellar, draft: &Draft, reserved_at: u32) -> NonceReadin
         pay_to: &transfer.pay_to,
         asset: &transfer.asset,
         nonce: draft.nonce(),
+        amount: None,
         expiration: draft.expiration(),
         reserved_at,
         reserved_ms: 0,

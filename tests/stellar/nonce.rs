@@ -1,10 +1,14 @@
 //! "Was this authorization used?", answered by a real host's own entries: what releases money, and what must not.
 
+use std::sync::Arc;
+
 use serde_json::json;
 use stellar_xdr::{ContractExecutable, Hash, LedgerEntryData, Limits, ReadXdr, ScVal, WriteXdr};
 use tollway::chain::NonceReading;
-use tollway::chain::stellar::{Draft, NonceQuestion, Stellar, TransactionStatus};
+use tollway::chain::stellar::{Draft, NonceQuestion, Stellar, TransactionStatus, Transfer, UsedBy};
 use tollway::json;
+use tollway::money::Amount;
+use tollway::ports::World;
 use tollway::sandbox::chain::{Node, USDC_ISSUER};
 use tollway::x402::Offer;
 use url::Url;
@@ -18,6 +22,7 @@ async fn read(stellar: &Stellar, draft: &Draft, reserved_at: u32) -> NonceReadin
         pay_to: &transfer.pay_to,
         asset: &transfer.asset,
         nonce: draft.nonce(),
+        amount: None,
         expiration: draft.expiration(),
         reserved_at,
         reserved_ms: 0,
@@ -105,6 +110,7 @@ async fn a_use_before_the_ledger_that_a_node_named_at_the_reservation_is_a_use()
         pay_to: &transfer.pay_to,
         asset: &transfer.asset,
         nonce: draft.nonce(),
+        amount: None,
         expiration: draft.expiration(),
         reserved_at: ledger + 5,
         reserved_ms: 0,
@@ -241,4 +247,59 @@ async fn a_node_that_is_ahead_of_time_hides_the_settings_or_invents_a_use_proves
         })
         .await;
     unsure(read(&local.stellar(vec![inventing]), &draft, start).await, "cannot have been");
+}
+
+/// A seller asks about a payer who signs what he likes: the nonce of a payment, spent on another call.
+#[tokio::test]
+async fn to_a_seller_a_nonce_that_was_spent_on_another_call_is_no_payment() {
+    let local = local();
+    let start = local.here().sequence;
+    let node = local.node(Node::default()).await;
+    // Each of them draws the same nonce.
+    let same =
+        || local.at(local.settings(vec![node.clone()]), World { entropy: Arc::new(Same), ..local.world.clone() });
+    let (paying, stealing) = (same(), same());
+    let ours = local.draft(&paying);
+    let elsewhere = Offer::parse(&json::raw(&local.requirements_to(&local.thief.address()))).unwrap();
+    let theirs = stealing.draft(&elsewhere, &local.payer.address(), local.here()).unwrap();
+    assert_eq!(ours.nonce(), theirs.nonce());
+    let transaction = stealing.prepare(&signed_by(&local.payer, theirs.clone())).await.unwrap();
+    let hash = local.submit(&transaction).await;
+    let ledger = local.here().sequence;
+
+    let of = |draft: &Draft| (draft.transfer().clone(), draft.nonce(), draft.expiration());
+    let ask = async |of: &(Transfer, i64, u32), amount: Amount| {
+        let (transfer, nonce, expiration) = of;
+        let question = NonceQuestion {
+            payer: &transfer.payer,
+            pay_to: &transfer.pay_to,
+            asset: &transfer.asset,
+            nonce: *nonce,
+            amount: Some(amount),
+            expiration: *expiration,
+            reserved_at: start,
+            reserved_ms: 0,
+        };
+        (paying.nonce_reading(question).await, paying.used_by(question, &hash).await.unwrap())
+    };
+    let (ours, theirs) = (of(&ours), of(&theirs));
+    let (reading, by) = ask(&ours, ours.0.amount).await;
+    unsure(reading, "no RPC shows that this paid");
+    assert_eq!(by, UsedBy::Another { ledger });
+    let used = (NonceReading::Used { ledger: ledger.into() }, UsedBy::This { ledger });
+    assert_eq!(ask(&theirs, theirs.0.amount).await, used, "who was paid sees it");
+    let (reading, by) = ask(&theirs, Amount::from_u64(9_999)).await;
+    unsure(reading, "no RPC shows that this paid");
+    assert_eq!(by, UsedBy::Another { ledger }, "another amount");
+    // When the entry is gone, the history says that nothing was paid and cannot be any more.
+    close_to(&local, ledger + 45);
+    assert_eq!(ask(&ours, ours.0.amount).await.0, NonceReading::Dead);
+    assert_eq!(ask(&theirs, theirs.0.amount).await.0, used.0);
+}
+
+struct Same;
+impl tollway::ports::Entropy for Same {
+    fn fill(&self, bytes: &mut [u8]) {
+        bytes.fill(0x5a);
+    }
 }

@@ -10,9 +10,11 @@ use stellar_xdr::{
 };
 
 use super::entry;
+use super::presented::PresentedTransfer;
 use super::reading::NonceQuestion;
 use super::rpc::{Entry, Events, Health, LedgerEntries, Rpc, Transaction, encode};
 use super::{ChainError, Stellar};
+use crate::money::Amount;
 
 /// Pages of events that one look reads at most.
 const MAX_EVENT_PAGES: usize = 50;
@@ -87,7 +89,11 @@ impl Stellar {
         if !self.is_hash_of(hash, &envelope) {
             return Err(lie("a transaction under another's hash"));
         }
-        if !uses_nonce(&envelope, &payer, question.nonce) {
+        let carries = match question.amount {
+            None => uses_nonce(&envelope, &payer, question.nonce),
+            Some(amount) => is_payment(&envelope, question, amount),
+        };
+        if !carries {
             return Ok(UsedBy::Another { ledger });
         }
         if ledger > question.expiration {
@@ -204,15 +210,30 @@ fn gone(rpc: &Rpc) -> ChainError {
     ChainError::Unreachable(format!("{} no longer keeps the payment's ledgers", rpc.name()))
 }
 
-pub(super) fn uses_nonce(envelope: &TransactionEnvelope, payer: &ScAddress, nonce: i64) -> bool {
-    let tx = match envelope {
-        TransactionEnvelope::Tx(envelope) => &envelope.tx,
+fn transaction(envelope: &TransactionEnvelope) -> Option<&stellar_xdr::Transaction> {
+    match envelope {
+        TransactionEnvelope::Tx(envelope) => Some(&envelope.tx),
         TransactionEnvelope::TxFeeBump(bump) => {
             let FeeBumpTransactionInnerTx::Tx(inner) = &bump.tx.inner_tx;
-            &inner.tx
+            Some(&inner.tx)
         }
-        TransactionEnvelope::TxV0(_) => return false,
-    };
+        TransactionEnvelope::TxV0(_) => None,
+    }
+}
+
+/// The transfer of this amount by the authorization with this nonce, and nothing else: an authorization that only lies
+/// beside other calls may be unused, and its nonce spent elsewhere.
+fn is_payment(envelope: &TransactionEnvelope, question: NonceQuestion<'_>, amount: Amount) -> bool {
+    let read = transaction(envelope).map(PresentedTransfer::of);
+    let Some(Ok(payment)) = read else { return false };
+    let transfer = payment.transfer();
+    payment.nonce() == question.nonce
+        && (transfer.payer.as_str(), transfer.pay_to.as_str(), transfer.asset.as_str(), transfer.amount)
+            == (question.payer, question.pay_to, question.asset, amount)
+}
+
+pub(super) fn uses_nonce(envelope: &TransactionEnvelope, payer: &ScAddress, nonce: i64) -> bool {
+    let Some(tx) = transaction(envelope) else { return false };
     tx.operations.iter().any(|operation| match &operation.body {
         OperationBody::InvokeHostFunction(invoke) => invoke.auth.iter().any(|entry| match &entry.credentials {
             SorobanCredentials::Address(c) | SorobanCredentials::AddressV2(c) => {

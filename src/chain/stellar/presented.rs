@@ -9,7 +9,7 @@ use base64::engine::general_purpose::STANDARD as BASE64;
 use ed25519_dalek::{Signature, VerifyingKey};
 use sha2::{Digest, Sha256};
 use stellar_xdr::{
-    HostFunction, OperationBody, ReadXdr, ScAddress, ScVal, SorobanAuthorizedFunction, SorobanCredentials,
+    HostFunction, OperationBody, ReadXdr, ScAddress, ScVal, SorobanAuthorizedFunction, SorobanCredentials, Transaction,
     TransactionEnvelope,
 };
 
@@ -56,10 +56,17 @@ impl PresentedTransfer {
         let bytes = BASE64.decode(transaction).map_err(|_| PresentedError("the transaction is not base64"))?;
         let envelope = TransactionEnvelope::from_xdr(&bytes, XDR)
             .map_err(|_| PresentedError("the transaction is not the XDR of an envelope"))?;
-        let TransactionEnvelope::Tx(envelope) = envelope else {
-            return refused("the transaction is a fee bump or of an old form");
-        };
-        let [operation] = envelope.tx.operations.as_slice() else {
+        match envelope {
+            TransactionEnvelope::Tx(envelope) => PresentedTransfer::of(&envelope.tx),
+            _ => refused("the transaction is a fee bump or of an old form"),
+        }
+    }
+
+    /// A transaction that is this one transfer by this one authorization and nothing else: where it succeeded, the
+    /// authorization was used for it.
+    pub(super) fn of(tx: &Transaction) -> Result<PresentedTransfer, PresentedError> {
+        let refused = |what| Err(PresentedError(what));
+        let [operation] = tx.operations.as_slice() else {
             return refused("the transaction has not exactly one operation");
         };
         let OperationBody::InvokeHostFunction(invoke) = &operation.body else {
@@ -174,8 +181,8 @@ fn pair(value: &ScVal) -> Option<([u8; 32], [u8; 64])> {
 pub(crate) mod tests {
     use ed25519_dalek::{Signer as _, SigningKey};
     use stellar_xdr::{
-        InvokeHostFunctionOp, Memo, MuxedAccount, Operation, Preconditions, SequenceNumber, Transaction,
-        TransactionExt, TransactionV1Envelope, Uint256,
+        InvokeHostFunctionOp, Memo, MuxedAccount, Operation, Preconditions, SequenceNumber, TransactionExt,
+        TransactionV1Envelope, Uint256,
     };
 
     use super::super::entry::encode;

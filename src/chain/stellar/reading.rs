@@ -15,6 +15,7 @@ use super::entry;
 use super::rpc::{Entry, LedgerEntries, encode};
 use super::{ChainError, Stellar};
 use crate::chain::NonceReading;
+use crate::money::Amount;
 
 /// Ledgers by which a row's own start may be behind the newest one at its reservation.
 const START_SLACK: u64 = 2;
@@ -30,6 +31,10 @@ pub struct NonceQuestion<'a> {
     pub pay_to: &'a str,
     pub asset: &'a str,
     pub nonce: i64,
+    /// `None`: the payer's key is ours, and signs nothing else with this nonce. `Some`: it is somebody else's, who can sign
+    /// another call with the same nonce and spend it there: only a transaction that is this transfer of this amount counts
+    /// as a use.
+    pub amount: Option<Amount>,
     /// E.
     pub expiration: u32,
     /// S.
@@ -56,6 +61,11 @@ impl Stellar {
             match look {
                 // Not before S is no condition: S is what an RPC said, and one that ran ahead would hide a use for ever.
                 Look::Present { ledger, at } if *ledger <= question.expiration.min(*at) => {
+                    if question.amount.is_some() && self.transaction_of(question, *ledger).await.is_none() {
+                        return NonceReading::Inconclusive(format!(
+                            "the nonce was used in ledger {ledger}, and no RPC shows that this paid"
+                        ));
+                    }
                     return NonceReading::Used { ledger: u64::from(*ledger) };
                 }
                 Look::Present { ledger, .. } => {

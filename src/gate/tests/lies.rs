@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use super::super::claims::State;
 use super::super::payment::Payment;
+use super::super::prices::tests::PAY_TO;
 use super::super::sell::Settings;
 use super::scene::*;
 
@@ -74,10 +75,16 @@ pub async fn an_unknown_settlement_is_no_demand_and_is_collected_later() {
                 assert_eq!(state(&scene, name).await, State::Unknown, "{word}");
                 assert_eq!(withheld(&scene.call(&own).await), "settlement_unknown");
             }
+            // Nor does its nonce, that the payer spent on another call.
+            scene.node.uses(104, &signed(1, NO_SELLER));
+            scene.node.ledger.store(105, Ordering::SeqCst);
+            scene.later(400).await;
+            scene.gates[0].sweep().await;
+            assert_eq!(state(&scene, name).await, State::Unknown);
+            assert!(!is_output(&scene.call(&own).await));
             // Longer than answers are kept, it is found on the chain.
             scene.later(4_000).await;
-            scene.node.used.store(104, Ordering::SeqCst);
-            scene.node.ledger.store(105, Ordering::SeqCst);
+            scene.node.uses(104, &signed(1, PAY_TO));
             scene.gates[0].sweep().await;
             assert_eq!(state(&scene, name).await, State::Settled);
             let stranger = scene.call(&params(name, Some(&payment(name, 1, None)))).await;
@@ -85,7 +92,7 @@ pub async fn an_unknown_settlement_is_no_demand_and_is_collected_later() {
             let answer = scene.call(&own).await;
             assert!(is_output(&answer) && receipt(&answer).is_some(), "{on:?} {name}: {}", text(&answer));
             assert_eq!(text(&scene.call(&own).await), text(&answer));
-            assert_eq!((scene.runs(), scene.settles()), (1, 4), "the first, and three of the sweep");
+            assert_eq!((scene.runs(), scene.settles()), (1, 5), "the first, and four of the sweep");
         }
     }
 }

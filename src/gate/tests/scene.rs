@@ -9,9 +9,10 @@ use std::time::Duration;
 use futures_util::future::BoxFuture;
 use serde_json::value::RawValue;
 use serde_json::{Value, json};
+use sha2::{Digest as _, Sha256};
 use stellar_xdr::{
     ContractDataEntry, ExtensionPoint, LedgerEntryData, LedgerKey, Limits as XdrLimits, ReadXdr, ScVal,
-    StateArchivalSettings, WriteXdr,
+    StateArchivalSettings, TransactionEnvelope, WriteXdr,
 };
 use tokio::sync::Notify;
 
@@ -86,15 +87,21 @@ impl Facility {
 /// One RPC.
 pub struct Node {
     pub ledger: AtomicU32,
-    /// The ledger in which every nonce is used that anybody asks about; 0: none is.
-    pub used: AtomicU32,
+    /// The ledger in which every nonce is used that anybody asks about, 0: none is; and the transaction that used it.
+    used: Mutex<(u32, String)>,
     clock: Arc<Hands>,
 }
 
 impl Node {
+    /// As the payment `by` was presented, or another's that spent its nonce.
+    pub fn uses(&self, ledger: u32, by: &str) {
+        *self.used.lock().unwrap() = (ledger, by.to_owned());
+    }
+
     fn say(&self, body: &str) -> String {
         let question: Value = serde_json::from_str(body).unwrap();
-        let (ledger, used) = (self.ledger.load(Ordering::SeqCst), self.used.load(Ordering::SeqCst));
+        let ledger = self.ledger.load(Ordering::SeqCst);
+        let (used, by) = self.used.lock().unwrap().clone();
         let closed = self.clock.0.load(Ordering::SeqCst) / 1_000;
         let result = match question["method"].as_str().unwrap() {
             "getNetwork" => json!({"passphrase": "Test SDF Network ; September 2015"}),
@@ -122,6 +129,19 @@ impl Node {
                     }
                 };
                 json!({"entries": entries, "latestLedger": ledger})
+            }
+            "getEvents" => {
+                let TransactionEnvelope::Tx(envelope) =
+                    TransactionEnvelope::from_xdr_base64(&by, XdrLimits::none()).unwrap()
+                else {
+                    panic!("{by}")
+                };
+                let network = Sha256::digest("Test SDF Network ; September 2015").into();
+                let hash = hex::encode(envelope.tx.hash(network).unwrap());
+                json!({"events": [{"txHash": hash}], "latestLedger": ledger})
+            }
+            "getTransaction" => {
+                json!({"status": "SUCCESS", "ledger": used, "envelopeXdr": by, "latestLedger": ledger})
             }
             _ => {
                 return json!({"jsonrpc": "2.0", "id": question["id"], "error": {"code": -32601, "message": "no"}})
@@ -201,7 +221,15 @@ pub fn payment(name: &str, seed: u8, id: Option<&str>) -> Box<RawValue> {
         Some(id) => json!({"payment-identifier": {"info": {"required": item.identifier_required, "id": id}}}),
         None => json!({}),
     };
-    paid(&item.offers[0].offer.raw, &transaction(seed, PAY_TO, USDC, 10_000, 5, 110, |_| {}), &extensions)
+    paid(&item.offers[0].offer.raw, &signed(seed, PAY_TO), &extensions)
+}
+
+/// No seller's.
+pub const NO_SELLER: &str = "GBBD47IF6LWK7P7MDEVSCWR7DPUWV3NY3DTQEVFL4NAT4AQH3ZLLFLA5";
+
+/// The transfer of such a payment; with another recipient, what the same payer may do with its nonce.
+pub fn signed(seed: u8, to: &str) -> String {
+    transaction(seed, to, USDC, 10_000, 5, 110, |_| {})
 }
 
 pub fn paid(accepted: &RawValue, transaction: &str, extensions: &Value) -> Box<RawValue> {
@@ -290,7 +318,7 @@ impl Scene {
         })
         .await;
         let shop = shop(on == On::Postgres, gates).await;
-        let node = Arc::new(Node { ledger: AtomicU32::new(100), used: AtomicU32::new(0), clock: shop.clock.clone() });
+        let node = Arc::new(Node { ledger: AtomicU32::new(100), used: Mutex::default(), clock: shop.clock.clone() });
         let asked = node.clone();
         let rpc = serve(move |request: testing::Request, io| {
             let text = asked.say(&request.body);

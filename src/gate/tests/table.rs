@@ -404,10 +404,17 @@ async fn what_failed_is_looked_for_on_the_chain_before_it_is_tried_again() {
         let own = params("search", Some(&payment("search", 1, Some(ID))));
         scene.facility.settles(&[(200, &structural), (200, &yes())]);
         assert_eq!(challenge(&scene.call(&own).await), "settlement_failed");
-        scene.node.used.store(99, Ordering::SeqCst);
+        scene.node.uses(99, &signed(1, PAY_TO));
         let found = scene.call(&own).await;
         assert!(is_output(&found) && receipt(&found).is_some(), "{}", text(&found));
         assert_eq!((scene.runs(), scene.settles()), (1, 1));
+        // It has the nonce, spent on another call of the payer's.
+        let scene = Scene::new(on).await;
+        scene.facility.settles(&[(200, &structural), (200, &no("nonce_used"))]);
+        assert_eq!(challenge(&scene.call(&own).await), "settlement_failed");
+        scene.node.uses(99, &signed(1, NO_SELLER));
+        let answer = scene.call(&own).await;
+        assert!(!is_output(&answer) && receipt(&answer).is_none(), "{}", text(&answer));
         // It has not, and the payer tries again.
         let scene = Scene::new(on).await;
         scene.facility.settles(&[(200, &structural), (200, &yes())]);
