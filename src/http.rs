@@ -18,7 +18,7 @@ use std::time::Duration;
 use tokio_rustls::TlsConnector;
 
 pub use address::address_allowed;
-pub use client::{Client, Streaming};
+pub use client::{Client, Streaming, Target};
 #[cfg(feature = "roles")]
 pub use listener::TlsListener;
 #[cfg(feature = "postgres")]

@@ -275,8 +275,13 @@ fn scan(text: &str, max_depth: usize) -> Result<(), JsonError> {
             b'"' => {
                 let end = string_end(bytes, i);
                 let token = &text[i..end];
-                let decoded =
-                    serde_json::from_str::<Key<'_>>(token).map_err(|_| JsonError::Syntax("a broken string".into()))?;
+                // Only an escape can be broken: all else of a string the parser has seen to.
+                let plain = token.strip_prefix('"').and_then(|rest| rest.strip_suffix('"'));
+                let decoded = match plain.filter(|plain| !plain.contains('\\')) {
+                    Some(plain) => Key(Cow::Borrowed(plain)),
+                    None => serde_json::from_str::<Key<'_>>(token)
+                        .map_err(|_| JsonError::Syntax("a broken string".into()))?,
+                };
                 if let Some(Open::Object { seen, key_next }) = open.last_mut()
                     && *key_next
                 {

@@ -8,6 +8,7 @@ use std::collections::BTreeMap;
 use std::future::poll_fn;
 use std::pin::Pin;
 use std::sync::{Arc, Mutex, PoisonError};
+use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
 use bytes::{Bytes, BytesMut};
@@ -15,7 +16,7 @@ use http::header::{
     ACCEPT_ENCODING, CONTENT_ENCODING, CONTENT_LENGTH, HOST, HeaderName, HeaderValue, TRANSFER_ENCODING, USER_AGENT,
 };
 use http::{HeaderMap, StatusCode};
-use http_body::Body as _;
+use http_body::{Body as _, SizeHint};
 use http_body_util::Full;
 use hyper::body::Incoming;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
@@ -46,12 +47,27 @@ struct ClientInner {
     destination: Destination,
     limits: Limits,
     concurrency: Option<Arc<Semaphore>>,
+    /// Kept connections at most: of one origin, of all.
+    keep: (usize, usize),
     idle: Mutex<BTreeMap<Origin, Vec<(Instant, Sender)>>>,
+}
+
+/// Where requests go, read from their URL.
+#[derive(Clone)]
+pub struct Target {
+    origin: Origin,
+    path: http::Uri,
+    host: HeaderValue,
 }
 
 impl Client {
     pub fn new(world: World, tls: Tls, destination: Destination, limits: Limits) -> Client {
-        Client::build(world, tls, destination, limits, None)
+        Client::build(world, tls, destination, limits, None, (MAX_IDLE_PER_ORIGIN, MAX_IDLE))
+    }
+
+    /// For one destination that everything goes to: as many connections are kept as are used at once, up to `kept`.
+    pub fn to_one(world: World, tls: Tls, destination: Destination, limits: Limits, kept: usize) -> Client {
+        Client::build(world, tls, destination, limits, None, (kept, kept))
     }
 
     /// The same with at most `connections` requests under way at once, over all clones; more wait, within their time.
@@ -63,7 +79,8 @@ impl Client {
         connections: usize,
     ) -> Client {
         let bound = connections.clamp(1, Semaphore::MAX_PERMITS);
-        Client::build(world, tls, destination, limits, Some(Arc::new(Semaphore::new(bound))))
+        let bound = Some(Arc::new(Semaphore::new(bound)));
+        Client::build(world, tls, destination, limits, bound, (MAX_IDLE_PER_ORIGIN, MAX_IDLE))
     }
 
     fn build(
@@ -72,9 +89,11 @@ impl Client {
         destination: Destination,
         limits: Limits,
         concurrency: Option<Arc<Semaphore>>,
+        keep: (usize, usize),
     ) -> Client {
         let idle = Mutex::new(BTreeMap::new());
-        Client { inner: Arc::new(ClientInner { world, tls, destination, limits, concurrency, idle }), beside: false }
+        let inner = ClientInner { world, tls, destination, limits, concurrency, keep, idle };
+        Client { inner: Arc::new(inner), beside: false }
     }
 
     /// For requests that belong to a stream which already holds a place: waiting for another place while holding one
@@ -109,8 +128,20 @@ impl Client {
 
     /// Sends once and returns after the head of the answer. The limits hold for the body too.
     pub async fn stream(&self, request: http::Request<Bytes>, limits: Limits) -> Result<Streaming, HttpError> {
+        let target = self.target(request.uri())?;
+        self.stream_to(&target, request, limits).await
+    }
+
+    /// The same to a place that was read before; the request's own URL counts for nothing.
+    pub async fn stream_to(
+        &self,
+        target: &Target,
+        request: http::Request<Bytes>,
+        limits: Limits,
+    ) -> Result<Streaming, HttpError> {
         let deadline = Instant::now() + limits.timeout;
-        let (origin, request) = self.prepare(request)?;
+        let origin = target.origin.clone();
+        let request = prepare(target, request);
         let permit = match self.inner.concurrency.as_ref().filter(|_| !self.beside) {
             None => None,
             Some(bound) => match timeout_at(deadline, bound.clone().acquire_owned()).await {
@@ -142,20 +173,14 @@ impl Client {
         Ok(streaming)
     }
 
-    fn prepare(&self, request: http::Request<Bytes>) -> Result<(Origin, http::Request<Full<Bytes>>), HttpError> {
-        let (mut head, body) = request.into_parts();
-        let origin = Origin::of(&head.uri, self.inner.destination)?;
-        let target = head.uri.path_and_query().map_or("/", |p| p.as_str());
-        let target = if target.starts_with('/') { target.to_owned() } else { format!("/{target}") };
-        head.uri = target.parse().map_err(|_| HttpError::Refused("url"))?;
-        head.version = http::Version::HTTP_11;
+    /// Where a request to this URL goes, by the rules that need no address.
+    pub fn target(&self, uri: &http::Uri) -> Result<Target, HttpError> {
+        let origin = Origin::of(uri, self.inner.destination)?;
+        let path = uri.path_and_query().map_or("/", |p| p.as_str());
+        let path = if path.starts_with('/') { path.to_owned() } else { format!("/{path}") };
+        let path = path.parse().map_err(|_| HttpError::Refused("url"))?;
         let host = HeaderValue::from_str(&origin.host_header()).map_err(|_| HttpError::Refused("host_name"))?;
-        head.headers.insert(HOST, host);
-        head.headers.insert(ACCEPT_ENCODING, HeaderValue::from_static("identity"));
-        head.headers
-            .entry(USER_AGENT)
-            .or_insert(HeaderValue::from_static(concat!("tollway/", env!("CARGO_PKG_VERSION"))));
-        Ok((origin, http::Request::from_parts(head, Full::new(body))))
+        Ok(Target { origin, path, host })
     }
 
     /// One request on one connection. A request that a kept connection hands back untouched goes on a new one.
@@ -205,15 +230,26 @@ impl Client {
         if sender.is_closed() {
             return;
         }
+        let (of_one, of_all) = self.inner.keep;
         let mut idle = self.inner.idle.lock().unwrap_or_else(PoisonError::into_inner);
         prune(&mut idle);
-        if idle.values().map(Vec::len).sum::<usize>() < MAX_IDLE {
+        if idle.values().map(Vec::len).sum::<usize>() < of_all {
             let kept = idle.entry(origin).or_default();
-            if kept.len() < MAX_IDLE_PER_ORIGIN {
+            if kept.len() < of_one {
                 kept.push((Instant::now(), sender));
             }
         }
     }
+}
+
+fn prepare(target: &Target, request: http::Request<Bytes>) -> http::Request<Full<Bytes>> {
+    let (mut head, body) = request.into_parts();
+    head.uri = target.path.clone();
+    head.version = http::Version::HTTP_11;
+    head.headers.insert(HOST, target.host.clone());
+    head.headers.insert(ACCEPT_ENCODING, HeaderValue::from_static("identity"));
+    head.headers.entry(USER_AGENT).or_insert(HeaderValue::from_static(concat!("tollway/", env!("CARGO_PKG_VERSION"))));
+    http::Request::from_parts(head, Full::new(body))
 }
 
 /// Nothing but plain bytes was asked for, and a length that is said twice is a length that two readers take differently
@@ -233,8 +269,9 @@ fn refuse_codings(headers: &HeaderMap) -> Result<(), HttpError> {
 
 /// Dropping a sender closes its connection.
 fn prune(idle: &mut BTreeMap<Origin, Vec<(Instant, Sender)>>) {
+    let now = Instant::now();
     idle.retain(|_, kept| {
-        kept.retain(|(since, sender)| since.elapsed() < IDLE && !sender.is_closed());
+        kept.retain(|(since, sender)| now.saturating_duration_since(*since) < IDLE && !sender.is_closed());
         !kept.is_empty()
     });
 }
@@ -253,30 +290,53 @@ pub struct Streaming {
 impl Streaming {
     /// The next piece of the body; `None` at its end. Bounded by the limits of the request.
     pub async fn chunk(&mut self) -> Result<Option<Bytes>, HttpError> {
+        let deadline = self.deadline;
+        match timeout_at(deadline, poll_fn(|cx| self.poll_chunk(cx))).await {
+            Ok(read) => read,
+            Err(_) => {
+                self.keep = None;
+                Err(HttpError::Timeout)
+            }
+        }
+    }
+
+    /// The same for a body that is passed on: whoever polls it keeps the time.
+    pub fn poll_chunk(&mut self, cx: &mut Context<'_>) -> Poll<Result<Option<Bytes>, HttpError>> {
         loop {
-            let frame = poll_fn(|cx| Pin::new(&mut self.body).poll_frame(cx));
-            match timeout_at(self.deadline, frame).await {
-                Err(_) => {
-                    self.keep = None;
-                    return Err(HttpError::Timeout);
-                }
-                Ok(None) => {
+            match ready!(Pin::new(&mut self.body).poll_frame(cx)) {
+                None => {
                     self.finished();
-                    return Ok(None);
+                    return Poll::Ready(Ok(None));
                 }
-                Ok(Some(Err(error))) => {
+                Some(Err(error)) => {
                     self.keep = None;
-                    return Err(HttpError::Unknown(short(&error)));
+                    return Poll::Ready(Err(HttpError::Unknown(short(&error))));
                 }
-                Ok(Some(Ok(frame))) => {
+                Some(Ok(frame)) => {
                     let Ok(data) = frame.into_data() else { continue };
                     self.left = self.left.checked_sub(data.len()).ok_or(HttpError::TooLarge(self.limit))?;
+                    if self.body.is_end_stream() {
+                        self.finished();
+                    }
                     if !data.is_empty() {
-                        return Ok(Some(data));
+                        return Poll::Ready(Ok(Some(data)));
                     }
                 }
             }
         }
+    }
+
+    pub fn is_end_stream(&self) -> bool {
+        self.body.is_end_stream()
+    }
+
+    pub fn size_hint(&self) -> SizeHint {
+        self.body.size_hint()
+    }
+
+    /// Another time limit from here on.
+    pub fn until(&mut self, deadline: Instant) {
+        self.deadline = deadline;
     }
 
     /// All that is left of the body.

@@ -18,6 +18,7 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::time::{Sleep, sleep};
 use tower_service::Service as _;
 
+use super::rate::Peer;
 use crate::ports::BoxIo;
 
 /// What goes on on a connection.
@@ -46,9 +47,15 @@ impl Drop for Running {
 }
 
 /// The connection with its limits, and the service that tells it when a request is under way.
-pub(super) fn watched(io: BoxIo, app: axum::Router, head_limit: Duration, write_limit: Duration) -> (Watched, Answers) {
+pub(super) fn watched(
+    io: BoxIo,
+    from: Option<Peer>,
+    app: axum::Router,
+    head_limit: Duration,
+    write_limit: Duration,
+) -> (Watched, Answers) {
     let activity = Arc::<Activity>::default();
-    let answers = Answers { app, activity: activity.clone() };
+    let answers = Answers { app, from, activity: activity.clone() };
     (Watched { io, activity, head_limit, write_limit, head: None, stalled: None }, answers)
 }
 
@@ -143,6 +150,8 @@ impl AsyncWrite for Watched {
 #[derive(Clone)]
 pub(super) struct Answers {
     app: axum::Router,
+    /// Who made the connection.
+    from: Option<Peer>,
     activity: Arc<Activity>,
 }
 
@@ -151,7 +160,10 @@ impl hyper::service::Service<http::Request<Incoming>> for Answers {
     type Error = std::convert::Infallible;
     type Future = BoxFuture<'static, Result<Self::Response, Self::Error>>;
 
-    fn call(&self, request: http::Request<Incoming>) -> Self::Future {
+    fn call(&self, mut request: http::Request<Incoming>) -> Self::Future {
+        if let Some(from) = self.from {
+            request.extensions_mut().insert(from);
+        }
         let running = Running::begin(&self.activity);
         // A router is always ready.
         let answer = self.app.clone().call(request);

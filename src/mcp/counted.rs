@@ -15,26 +15,29 @@ const METHODS: [&str; 6] =
 
 /// What a message asks for, in the words of the metric.
 #[derive(Clone, Copy)]
-pub(super) struct Asked(&'static str);
+pub(crate) struct Asked(pub &'static str);
 
-pub(super) fn asked(incoming: &Incoming) -> Asked {
+pub(crate) fn asked(incoming: &Incoming) -> Asked {
     Asked(match incoming {
-        Incoming::One(Envelope::Request { method, .. }) => {
-            METHODS.into_iter().find(|known| known == method).unwrap_or("other")
-        }
+        Incoming::One(Envelope::Request { method, .. }) => word(method),
         Incoming::One(Envelope::Notification { .. }) => "notification",
         Incoming::One(Envelope::Response { .. }) => "response",
         Incoming::Batch(_) => "batch",
     })
 }
 
+/// A method as the metric names it.
+pub(crate) fn word(method: &str) -> &'static str {
+    METHODS.into_iter().find(|known| *known == method).unwrap_or("other")
+}
+
 /// Lets the counter know.
-pub(super) fn of(asked: Asked, mut response: Response) -> Response {
+pub(crate) fn of(asked: Asked, mut response: Response) -> Response {
     response.extensions_mut().insert(asked);
     response
 }
 
-pub(super) async fn counted(request: Request, next: Next) -> Response {
+pub(crate) async fn counted(request: Request, next: Next) -> Response {
     let revision = revision(request.headers());
     let unread = match *request.method() {
         Method::GET => "stream",
@@ -43,7 +46,12 @@ pub(super) async fn counted(request: Request, next: Next) -> Response {
     };
     let response = next.run(request).await;
     let method = response.extensions().get::<Asked>().map_or(unread, |asked| asked.0);
-    let status = response.status();
+    count(method, revision, response.status());
+    response
+}
+
+/// One more answer. `revision`: as [`revision`] reads it.
+pub(crate) fn count(method: &str, revision: &'static str, status: StatusCode) {
     telemetry::REQUESTS.one([method, revision, class(status)]);
     match status {
         StatusCode::UNAUTHORIZED => telemetry::AUTH_FAILURES.one(["unauthorized"]),
@@ -51,11 +59,10 @@ pub(super) async fn counted(request: Request, next: Next) -> Response {
         StatusCode::TOO_MANY_REQUESTS => telemetry::AUTH_FAILURES.one(["too_many"]),
         _ => {}
     }
-    response
 }
 
 /// Of the header alone: `initialize` and the clients of 2025-03-26 send none.
-fn revision(headers: &HeaderMap) -> &'static str {
+pub(crate) fn revision(headers: &HeaderMap) -> &'static str {
     match headers::single(headers, headers::PROTOCOL_VERSION) {
         Ok(Some(text)) => Revision::parse(text).map_or("unknown", Revision::as_str),
         Ok(None) => "none",

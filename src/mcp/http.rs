@@ -91,7 +91,7 @@ pub(super) struct Door {
 }
 
 /// The request is answered with this, before or instead of a call.
-pub(super) type Refused = Box<Response>;
+pub(crate) type Refused = Box<Response>;
 
 /// Refused tokens of one source address. One that sends more still gets in with a good key or token; nobody else is
 /// asked about its tokens any more.
@@ -252,40 +252,8 @@ impl Door {
         self.read_at_most(self.front.settings.max_body_bytes, headers, body).await
     }
 
-    pub(super) async fn read_at_most(
-        &self,
-        limit: usize,
-        headers: &HeaderMap,
-        mut body: Body,
-    ) -> Result<Bytes, Refused> {
-        let too_large = || {
-            let error = RpcError::invalid_request(format!("The body is larger than {limit} bytes"));
-            Box::new(closing(refuse(StatusCode::PAYLOAD_TOO_LARGE, None, &error)))
-        };
-        let announced = headers.get(CONTENT_LENGTH).and_then(|v| v.to_str().ok()).and_then(|v| v.parse::<u64>().ok());
-        if announced.is_some_and(|announced| announced > limit as u64) {
-            return Err(too_large());
-        }
-        let read = timeout(self.front.settings.body_timeout, async {
-            let mut bytes = BytesMut::new();
-            while let Some(frame) = body.frame().await {
-                let frame = frame.map_err(|_| {
-                    let error = RpcError::invalid_request("The body broke off");
-                    Box::new(closing(refuse(StatusCode::BAD_REQUEST, None, &error)))
-                })?;
-                if let Ok(data) = frame.into_data() {
-                    if bytes.len() + data.len() > limit {
-                        return Err(too_large());
-                    }
-                    bytes.extend_from_slice(&data);
-                }
-            }
-            Ok(bytes.freeze())
-        });
-        read.await.unwrap_or_else(|_| {
-            let error = RpcError::invalid_request("The body came too slowly");
-            Err(Box::new(closing(refuse(StatusCode::REQUEST_TIMEOUT, None, &error))))
-        })
+    pub(super) async fn read_at_most(&self, limit: usize, headers: &HeaderMap, body: Body) -> Result<Bytes, Refused> {
+        read_body(limit, self.front.settings.body_timeout, headers, body).await
     }
 
     async fn request(
@@ -603,7 +571,7 @@ fn era<'a>(header: Option<&'a str>, declared: Option<&RawValue>, method: &str, h
 }
 
 /// 2026-07-28 puts some errors into the HTTP status too.
-fn status_of(error: i64) -> StatusCode {
+pub(crate) fn status_of(error: i64) -> StatusCode {
     match error {
         code::METHOD_NOT_FOUND => StatusCode::NOT_FOUND,
         code::HEADER_MISMATCH | code::MISSING_CAPABILITY | code::UNSUPPORTED_VERSION => StatusCode::BAD_REQUEST,
@@ -611,8 +579,45 @@ fn status_of(error: i64) -> StatusCode {
     }
 }
 
+/// The whole body, of at most `limit` bytes, within that time.
+pub(crate) async fn read_body(
+    limit: usize,
+    within: Duration,
+    headers: &HeaderMap,
+    mut body: Body,
+) -> Result<Bytes, Refused> {
+    let too_large = || {
+        let error = RpcError::invalid_request(format!("The body is larger than {limit} bytes"));
+        Box::new(closing(refuse(StatusCode::PAYLOAD_TOO_LARGE, None, &error)))
+    };
+    let announced = headers.get(CONTENT_LENGTH).and_then(|v| v.to_str().ok()).and_then(|v| v.parse::<u64>().ok());
+    if announced.is_some_and(|announced| announced > limit as u64) {
+        return Err(too_large());
+    }
+    let read = timeout(within, async {
+        let mut bytes = BytesMut::new();
+        while let Some(frame) = body.frame().await {
+            let frame = frame.map_err(|_| {
+                let error = RpcError::invalid_request("The body broke off");
+                Box::new(closing(refuse(StatusCode::BAD_REQUEST, None, &error)))
+            })?;
+            if let Ok(data) = frame.into_data() {
+                if bytes.len() + data.len() > limit {
+                    return Err(too_large());
+                }
+                bytes.extend_from_slice(&data);
+            }
+        }
+        Ok(bytes.freeze())
+    });
+    read.await.unwrap_or_else(|_| {
+        let error = RpcError::invalid_request("The body came too slowly");
+        Err(Box::new(closing(refuse(StatusCode::REQUEST_TIMEOUT, None, &error))))
+    })
+}
+
 /// A body that is JSON, as it is.
-pub(super) fn sent_as_json(headers: &HeaderMap) -> Result<(), Refused> {
+pub(crate) fn sent_as_json(headers: &HeaderMap) -> Result<(), Refused> {
     if !access::is_json(headers) {
         let error = RpcError::invalid_request("The Content-Type must be application/json");
         return Err(Box::new(refuse(StatusCode::UNSUPPORTED_MEDIA_TYPE, None, &error)));
@@ -627,7 +632,7 @@ pub(super) fn sent_as_json(headers: &HeaderMap) -> Result<(), Refused> {
     Ok(())
 }
 
-pub(super) fn permit(places: &Arc<Semaphore>, count: u32) -> Result<Permit, Refused> {
+pub(crate) fn permit(places: &Arc<Semaphore>, count: u32) -> Result<Permit, Refused> {
     places.clone().try_acquire_many_owned(count).map(Arc::new).map_err(|_| {
         let error = RpcError::internal("Too many requests at once");
         let mut response = refuse(StatusCode::SERVICE_UNAVAILABLE, None, &error);
@@ -636,18 +641,18 @@ pub(super) fn permit(places: &Arc<Semaphore>, count: u32) -> Result<Permit, Refu
     })
 }
 
-fn too_often(wait: Duration) -> Refused {
+pub(crate) fn too_often(wait: Duration) -> Refused {
     let mut response = refuse(StatusCode::TOO_MANY_REQUESTS, None, &RpcError::internal("Too many requests"));
     let seconds = wait.as_secs() + u64::from(wait.subsec_nanos() > 0);
     response.headers_mut().insert(RETRY_AFTER, HeaderValue::from(seconds.max(1)));
     Box::new(response)
 }
 
-pub(super) fn refuse(status: StatusCode, id: Option<&RawValue>, error: &RpcError) -> Response {
+pub(crate) fn refuse(status: StatusCode, id: Option<&RawValue>, error: &RpcError) -> Response {
     fixed(status, "application/json", envelope::error_response(id, error))
 }
 
-fn fixed(status: StatusCode, content_type: &'static str, text: String) -> Response {
+pub(crate) fn fixed(status: StatusCode, content_type: &'static str, text: String) -> Response {
     let mut response = Response::new(Body::from(text));
     *response.status_mut() = status;
     response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static(content_type));
@@ -655,18 +660,18 @@ fn fixed(status: StatusCode, content_type: &'static str, text: String) -> Respon
     response
 }
 
-fn not_found(id: Option<&RawValue>) -> Refused {
+pub(crate) fn not_found(id: Option<&RawValue>) -> Refused {
     let error = RpcError::invalid_request("Session not found: initialize again");
     Box::new(refuse(StatusCode::NOT_FOUND, id, &error))
 }
 
-pub(super) fn accepted() -> Response {
+pub(crate) fn accepted() -> Response {
     let mut response = Response::new(Body::empty());
     *response.status_mut() = StatusCode::ACCEPTED;
     response
 }
 
-pub(super) fn method_not_allowed(allow: &'static str) -> Response {
+pub(crate) fn method_not_allowed(allow: &'static str) -> Response {
     let error = RpcError::invalid_request(format!("Allowed here: {allow}"));
     let mut response = refuse(StatusCode::METHOD_NOT_ALLOWED, None, &error);
     response.headers_mut().insert(ALLOW, HeaderValue::from_static(allow));
@@ -674,7 +679,7 @@ pub(super) fn method_not_allowed(allow: &'static str) -> Response {
 }
 
 /// What is left of the request is not read.
-fn closing(mut response: Response) -> Response {
+pub(crate) fn closing(mut response: Response) -> Response {
     response.headers_mut().insert(http::header::CONNECTION, HeaderValue::from_static("close"));
     response
 }

@@ -13,7 +13,7 @@ mod body;
 #[cfg(feature = "roles")]
 mod connection;
 #[cfg(feature = "roles")]
-mod counted;
+pub(crate) mod counted;
 mod dispatch;
 #[cfg(feature = "roles")]
 mod ended;
@@ -126,7 +126,7 @@ impl Settings {
         }
     }
 
-    fn limits(&self) -> json::Limits {
+    pub(crate) fn limits(&self) -> json::Limits {
         json::Limits { bytes: self.max_body_bytes, depth: self.max_depth }
     }
 }
@@ -182,7 +182,7 @@ impl RpcError {
 }
 
 /// What came from outside, short enough for an error or a log.
-fn bounded(text: &str) -> String {
+pub(crate) fn bounded(text: &str) -> String {
     const MAX: usize = 120;
     match text.char_indices().nth(MAX) {
         Some((end, _)) => format!("{}…", &text[..end]),

@@ -19,7 +19,7 @@ pub struct RateLimit {
 
 /// Who made a connection, as the socket says. What a proxy says of itself is ignored, because anybody can say it.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Peer(pub IpAddr);
+pub(crate) struct Peer(pub IpAddr);
 
 impl Peer {
     /// A host has a whole /64 of IPv6 to itself.
@@ -32,7 +32,7 @@ impl Peer {
 }
 
 /// For each caller the moment at which its bucket is full again: it holds fewer the farther that is ahead.
-pub(super) struct Buckets {
+pub(crate) struct Buckets {
     limit: RateLimit,
     full_at: Mutex<BTreeMap<String, Instant>>,
 }

@@ -78,7 +78,7 @@ pub fn declared(params: Option<&RawValue>) -> Option<&RawValue> {
 }
 
 /// A request of 2026-07-28 says its revision and what the client can do (basic/index, "Per-request protocol fields").
-pub(super) fn check_meta(params: Option<&RawValue>, supported: &[Revision]) -> Result<(), RpcError> {
+pub(crate) fn check_meta(params: Option<&RawValue>, supported: &[Revision]) -> Result<(), RpcError> {
     let missing =
         |key: &str| RpcError::invalid_params(format!("Invalid params: _meta lacks {key}, or it is malformed"));
     let version = declared(params).and_then(json::string).ok_or_else(|| missing(META_PROTOCOL_VERSION))?;
@@ -94,7 +94,7 @@ pub(super) fn check_meta(params: Option<&RawValue>, supported: &[Revision]) -> R
 }
 
 /// -32022, with what could be asked for instead.
-pub(super) fn unsupported(requested: &str, supported: &[Revision]) -> RpcError {
+pub(crate) fn unsupported(requested: &str, supported: &[Revision]) -> RpcError {
     #[derive(serde::Serialize)]
     struct Data<'a> {
         supported: Vec<&'static str>,

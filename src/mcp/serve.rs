@@ -16,6 +16,9 @@ use super::rate::Peer;
 use crate::ports::{Listener, World};
 use crate::telemetry::CONNECTIONS;
 
+/// What is served.
+pub type App = axum::Router;
+
 /// The most that is kept of a connection's unread bytes, a request's head among them.
 const MAX_BUFFER: usize = 64 * 1024;
 /// Between two lines in the log about connections that were refused.
@@ -93,11 +96,7 @@ pub async fn serve_within(
                 continue;
             }
         };
-        let app = match from {
-            Some(peer) => app.clone().layer(axum::Extension(Peer(peer))),
-            None => app.clone(),
-        };
-        let (io, answers) = watched(io, app, bounds.head, bounds.write);
+        let (io, answers) = watched(io, from.map(Peer), app.clone(), bounds.head, bounds.write);
         let shutdown = shutdown.clone();
         world.spawn.spawn(Box::pin(async move {
             let _place = place;

@@ -253,20 +253,20 @@ async fn write_all(
     failed
 }
 
-enum Line {
+pub(crate) enum Line {
     Text(Vec<u8>),
     /// Over the limit; its bytes were let go as they came.
     TooLong,
     End,
 }
 
-struct Lines<R> {
-    input: BufReader<R>,
-    limit: usize,
+pub(crate) struct Lines<R> {
+    pub input: BufReader<R>,
+    pub limit: usize,
 }
 
 impl<R: AsyncRead + Unpin> Lines<R> {
-    async fn next(&mut self) -> io::Result<Line> {
+    pub(crate) async fn next(&mut self) -> io::Result<Line> {
         let (mut line, mut too_long) = (Vec::new(), false);
         loop {
             let chunk = self.input.fill_buf().await?;
