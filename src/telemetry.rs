@@ -224,6 +224,10 @@ families! {
         "tollway_gate_legacy_identifiers_total", [], &[],
         "payments whose identifier stood under its old key",
     );
+    GATE_SCHEMAS_SKIPPED: Counter<0> = (
+        "tollway_gate_schemas_skipped_total", [], &[],
+        "priced calls whose arguments could not be compared with the tool's input schema",
+    );
     GATE_SCHEMAS_DROPPED: Counter<0> = (
         "tollway_gate_schemas_dropped_total", [], &[],
         "output schemas of priced tools that had no room for a challenge and were left out of a listing",

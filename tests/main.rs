@@ -6,6 +6,8 @@ mod auth;
 #[cfg(feature = "sandbox")]
 mod catalog;
 #[cfg(feature = "roles")]
+mod gate;
+#[cfg(feature = "roles")]
 mod mcp;
 #[cfg(feature = "sandbox")]
 mod official;

@@ -8,7 +8,7 @@ use serde::Serialize;
 use super::Failure;
 use crate::agent::server::Server;
 use crate::catalog::SearchQuery;
-use crate::config::{Config, KeyRingSource, SignerMode, Store, Transport};
+use crate::config::{Config, GateServer, KeyRingSource, SignerMode, Store, Transport};
 use crate::ledger::{PostgresLedger, Subject};
 use crate::ports::machine;
 
@@ -25,17 +25,17 @@ pub struct CheckArgs {
 /// `ok`, `warning` (works, but probably not as meant) or `failed`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
-enum Verdict {
+pub(super) enum Verdict {
     Ok,
     Warning,
     Failed,
 }
 
 #[derive(Debug, Serialize)]
-struct Finding {
-    what: String,
-    verdict: Verdict,
-    detail: String,
+pub(super) struct Finding {
+    pub what: String,
+    pub verdict: Verdict,
+    pub detail: String,
 }
 
 pub async fn run(args: &CheckArgs, config: Config) -> Result<ExitCode, Failure> {
@@ -43,12 +43,29 @@ pub async fn run(args: &CheckArgs, config: Config) -> Result<ExitCode, Failure> 
     if args.online {
         online(&config, &mut findings).await;
     }
+    tell(&findings, args.json)
+}
+
+/// A file that says what a gate sells.
+pub async fn gate_file(args: &CheckArgs, config: &GateServer) -> Result<ExitCode, Failure> {
+    gate(config, args.online, args.json).await
+}
+
+pub(super) async fn gate(config: &GateServer, online: bool, json: bool) -> Result<ExitCode, Failure> {
+    let mut findings = super::check_gate::read(config);
+    if online {
+        super::check_gate::online(config, &mut findings).await;
+    }
+    tell(&findings, json)
+}
+
+fn tell(findings: &[Finding], json: bool) -> Result<ExitCode, Failure> {
     let failed = findings.iter().any(|f| f.verdict == Verdict::Failed);
-    if args.json {
+    if json {
         let document = serde_json::json!({"ok": !failed, "findings": findings});
         say!("{document}");
     } else {
-        for Finding { what, verdict, detail } in &findings {
+        for Finding { what, verdict, detail } in findings {
             let mark = match verdict {
                 Verdict::Ok => "ok     ",
                 Verdict::Warning => "warning",

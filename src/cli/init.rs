@@ -9,7 +9,7 @@ use crate::config::profiles;
 
 #[derive(Debug, clap::Args)]
 pub struct InitArgs {
-    /// local-discovery, hosted-discovery, paying-local, paying-cluster, or signer (for tollway signer)
+    /// local-discovery, hosted-discovery, paying-local, paying-cluster, gate (for tollway gate), or signer (for tollway signer)
     #[arg(default_value = "local-discovery", value_parser = profile)]
     profile: &'static (&'static str, &'static str),
     /// Where to write; `-` is standard output
@@ -21,7 +21,7 @@ pub struct InitArgs {
 }
 
 fn profile(name: &str) -> Result<&'static (&'static str, &'static str), String> {
-    let all = || profiles::ALL.iter().chain([&profiles::SIGNER]);
+    let all = || profiles::ALL.iter().chain([&profiles::GATE, &profiles::SIGNER]);
     all().find(|(known, _)| *known == name).ok_or_else(|| {
         let known: Vec<&str> = all().map(|(name, _)| *name).collect();
         format!("no such profile: write one of {}", known.join(", "))

@@ -8,11 +8,14 @@ macro_rules! say {
 pub mod archive;
 pub mod check;
 pub mod claims;
+mod check_gate;
+pub mod gate;
 pub mod serve;
 pub mod init;
 pub mod keystore;
 pub mod ledger;
 pub mod limits;
+pub mod list;
 pub mod policy;
 pub mod reservations;
 pub mod resolve;
@@ -25,7 +28,7 @@ use std::sync::Arc;
 use clap::{Parser, Subcommand};
 
 use crate::agent::server::{self, Chains};
-use crate::config::{self, Config, Machine, Store, Transport};
+use crate::config::{self, Config, GateServer, Machine, Store, Transport};
 use crate::ledger::Ledger;
 use crate::pay::SweepSettings;
 use crate::ports::{World, machine};
@@ -68,6 +71,10 @@ enum Command {
     Serve,
     /// Serve MCP on standard input and output
     Stdio,
+    /// A payment gate in front of an MCP server: charge for its tools, resources and prompts
+    Gate(gate::GateArgs),
+    /// Every tool, resource and prompt of a server with its price
+    List(list::ListArgs),
     /// A whole market on this machine: chain, facilitator, catalog, seller, signer, agent server
     #[cfg(feature = "sandbox")]
     Sandbox(crate::sandbox::command::SandboxArgs),
@@ -157,12 +164,22 @@ async fn run(cli: Cli) -> Result<ExitCode, Failure> {
     let load = |transport: Option<Transport>| -> Result<Config, Failure> {
         Ok(config::load(cli.config.as_deref(), transport, &Machine)?)
     };
+    let load_gate =
+        || -> Result<GateServer, Failure> { Ok(config::load_gate_server(cli.config.as_deref(), &Machine)?) };
     match cli.command {
         Command::Serve => serve::serve(load(Some(Transport::Remote))?, cli.config.clone()).await,
         Command::Stdio => serve::stdio(load(Some(Transport::Stdio))?, cli.config.clone()).await,
+        Command::Gate(args) => gate::run(&args, load_gate()?, cli.config.clone()).await,
+        Command::List(args) => match &args.url {
+            Some(url) => list::of_url(&args, url).await,
+            None => list::of_gate(&args, &load_gate()?).await,
+        },
         #[cfg(feature = "sandbox")]
         Command::Sandbox(args) => Ok(crate::sandbox::command::run(args).await),
         Command::Init(args) => init::run(&args),
+        Command::Check(args) if config::is_gate(cli.config.as_deref(), &Machine)? => {
+            check::gate_file(&args, &load_gate()?).await
+        }
         Command::Check(args) => check::run(&args, load(None)?).await,
         Command::Keystore(command) => keystore::run(&command, &machine::world().0),
         Command::Signer(args) => signer::run(&args, cli.config.as_deref()).await,

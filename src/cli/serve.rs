@@ -17,14 +17,14 @@ use super::Failure;
 use crate::agent::health::Health;
 use crate::agent::probe;
 use crate::agent::server::Server;
-use crate::config::Config;
+use crate::config::{self, Config};
 use crate::mcp;
 use crate::ports::{World, machine};
 
 /// What a client that never reads its answer may hold up the end of the process by, beyond `http.drain_ms`.
 const LAST_WAIT: Duration = Duration::from_secs(5);
 /// How long load balancers are given to look away, where there are probes and no other time is written.
-const LOOK_AWAY: Duration = Duration::from_secs(5);
+pub(super) const LOOK_AWAY: Duration = Duration::from_secs(5);
 
 pub async fn serve(config: Config, path: Option<PathBuf>) -> Result<ExitCode, Failure> {
     let mut signals = Signals::listen()?;
@@ -51,7 +51,7 @@ pub async fn serve(config: Config, path: Option<PathBuf>) -> Result<ExitCode, Fa
         drop(server);
         drain(tasks, grace).await;
     };
-    let ended = end_in_order(serving, &mut signals, &health, unready_wait, &shutdown).await;
+    let ended = end_in_order(serving, &mut signals, || health.drain(), unready_wait, &shutdown).await;
     drop(probes);
     Ok(ended)
 }
@@ -75,14 +75,14 @@ pub async fn stdio(config: Config, path: Option<PathBuf>) -> Result<ExitCode, Fa
         drop(server);
         drain(tasks, config.http.drain).await;
     };
-    let ended = end_in_order(serving, &mut signals, &health, Duration::ZERO, &shutdown).await;
+    let ended = end_in_order(serving, &mut signals, || health.drain(), Duration::ZERO, &shutdown).await;
     match served {
         Ok(()) => Ok(ended),
         Err(error) => Err(Failure::Failed(format!("standard input or output failed: {error}"))),
     }
 }
 
-async fn listen(field: &str, at: SocketAddr) -> Result<tokio::net::TcpListener, Failure> {
+pub(super) async fn listen(field: &str, at: SocketAddr) -> Result<tokio::net::TcpListener, Failure> {
     let listener = tokio::net::TcpListener::bind(at).await;
     listener.map_err(|e| Failure::Usage(format!("{field}: {at} cannot be listened on ({e})")))
 }
@@ -103,19 +103,24 @@ async fn relays(
     Ok(())
 }
 
+async fn probes(config: &Config, health: &Arc<Health>) -> Result<Option<DropGuard>, Failure> {
+    match config.probe {
+        None => Ok(None),
+        Some(at) => probe_listener(at, probe::router(health.clone())).await.map(Some),
+    }
+}
+
 /// The probe listener, in tasks that no drain waits for: it answers until the process ends, which is when the guard is
 /// dropped.
-async fn probes(config: &Config, health: &Arc<Health>) -> Result<Option<DropGuard>, Failure> {
-    let Some(at) = config.probe else { return Ok(None) };
+pub(super) async fn probe_listener(at: config::Probe, app: mcp::serve::App) -> Result<DropGuard, Failure> {
     let listener = listen("probe.port", SocketAddr::new(at.bind, at.port)).await?;
     let shown = listener.local_addr().map_or_else(|_| "?".to_owned(), |at| at.to_string());
     tracing::info!(address = shown, "serving /livez, /readyz and /metrics");
     let (world, _) = machine::world();
     let end = CancellationToken::new();
-    let serving =
-        mcp::serve::serve(machine::TcpListener(listener), world.clone(), probe::router(health.clone()), end.clone());
+    let serving = mcp::serve::serve(machine::TcpListener(listener), world.clone(), app, end.clone());
     world.spawn.spawn(Box::pin(serving));
-    Ok(Some(end.drop_guard()))
+    Ok(end.drop_guard())
 }
 
 fn watch(server: &Server, config: &Config, health: &Arc<Health>, world: &World, shutdown: &CancellationToken) {
@@ -148,16 +153,16 @@ fn say_what_is_off(server: &Server) {
 /// `serving` to its end, which `shutdown` brings about; a signal does it in order: not ready, a wait in which requests
 /// still pass, then the end of accepting, and what is under way finishes. A second signal ends the process at once: the
 /// ledger has all that it takes to go on elsewhere.
-async fn end_in_order(
+pub(super) async fn end_in_order(
     serving: impl Future<Output = ()>,
     signals: &mut Signals,
-    health: &Health,
+    unready: impl FnOnce(),
     unready_wait: Duration,
     shutdown: &CancellationToken,
 ) -> ExitCode {
     let order = async {
         let signal = signals.next().await;
-        health.drain();
+        unready();
         if signal == Signal::Terminate && !unready_wait.is_zero() {
             tracing::info!(wait_ms = unready_wait.as_millis(), "stopping: not ready any more, still serving");
             let wait = pin!(tokio::time::sleep(unready_wait));

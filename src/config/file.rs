@@ -257,6 +257,7 @@ pub struct NetworkSecurity {
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Gate {
+    pub upstream: Option<GateUpstream>,
     pub facilitator: Option<GateFacilitator>,
     /// By network, where one is settled by another than the rest.
     #[serde(default)]
@@ -282,6 +283,23 @@ pub struct Gate {
     pub prompts: BTreeMap<String, GateItem>,
     #[serde(default)]
     pub response_cache: GateResponseCache,
+}
+
+/// `url` or `command`.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct GateUpstream {
+    pub url: Option<String>,
+    pub auth_header_env: Option<String>,
+    #[serde(default)]
+    pub forward_headers: Vec<String>,
+    pub timeout_ms: Option<u64>,
+    pub command: Option<Vec<String>>,
+    #[serde(default)]
+    pub pass_env: Vec<String>,
+    pub stateless: Option<bool>,
+    pub max_processes: Option<usize>,
+    pub idle_timeout_ms: Option<u64>,
 }
 
 #[derive(Debug, Deserialize)]

@@ -14,3 +14,6 @@ pub const ALL: [(&str, &str); 4] = [
 
 /// The file of `tollway signer`, which is another kind of file.
 pub const SIGNER: (&str, &str) = ("signer", include_str!("../../examples/signer.yaml"));
+
+/// The file of `tollway gate`.
+pub const GATE: (&str, &str) = ("gate", include_str!("../../examples/gate.yaml"));

@@ -4,13 +4,13 @@ use std::path::PathBuf;
 
 use sha2::{Digest, Sha256};
 
-use super::{Config, ConfigError, Source, Transport, parse, text};
+use super::{Config, ConfigError, GateServer, Source, Transport, gate_server, parse, text};
 
 /// A configuration file that is looked at again and again. Its content is compared, not its time: a mounted volume that
 /// swaps a link, and an editor that keeps the time, are seen too.
-pub struct Watched {
+pub struct Watched<T = Config> {
     path: PathBuf,
-    transport: Transport,
+    parse: Parse<T>,
     /// Parsed, and given out.
     known: Option<[u8; 32]>,
     /// Seen once: a file that is being written is not read half.
@@ -18,21 +18,35 @@ pub struct Watched {
     refused: Option<[u8; 32]>,
 }
 
+type Parse<T> = Box<dyn Fn(&str, &dyn Source) -> Result<T, ConfigError> + Send + Sync>;
+
 #[derive(Debug)]
-pub enum Look {
+pub enum Look<T = Config> {
     Same,
-    Changed(Box<Config>),
+    Changed(Box<T>),
     /// Said once for each content.
     Refused(ConfigError),
 }
 
 impl Watched {
     pub fn new(path: PathBuf, transport: Transport) -> Watched {
-        Watched { path, transport, known: None, seen: None, refused: None }
+        Watched::of(path, Box::new(move |text, source| parse(text, Some(transport), source)))
+    }
+}
+
+impl Watched<GateServer> {
+    pub fn gate(path: PathBuf) -> Watched<GateServer> {
+        Watched::of(path, Box::new(gate_server::parse))
+    }
+}
+
+impl<T> Watched<T> {
+    fn of(path: PathBuf, parse: Parse<T>) -> Watched<T> {
+        Watched { path, parse, known: None, seen: None, refused: None }
     }
 
     /// The first two looks give out the file as it is: it may have changed since the start read it.
-    pub fn look(&mut self, source: &dyn Source) -> Look {
+    pub fn look(&mut self, source: &dyn Source) -> Look<T> {
         let text = match text(Some(&self.path), source) {
             Ok(text) => text,
             Err(error) => return self.refuse(Sha256::digest(error.to_string()).into(), error),
@@ -44,7 +58,7 @@ impl Watched {
             }
             return Look::Same;
         }
-        match parse(&text, Some(self.transport), source) {
+        match (self.parse)(&text, source) {
             Ok(config) => {
                 (self.known, self.refused) = (Some(content), None);
                 Look::Changed(Box::new(config))
@@ -53,7 +67,7 @@ impl Watched {
         }
     }
 
-    fn refuse(&mut self, content: [u8; 32], error: ConfigError) -> Look {
+    fn refuse(&mut self, content: [u8; 32], error: ConfigError) -> Look<T> {
         match self.refused.replace(content) == Some(content) {
             true => Look::Same,
             false => Look::Refused(error),

@@ -166,6 +166,11 @@ impl Gate {
         told.answer
     }
 
+    /// Whether nothing is asked for this item. A request for it that brings no payment needs no answer of the gate's.
+    pub fn is_free(&self, kind: Kind, key: &str) -> bool {
+        matches!(self.0.shelf.now().book.prices().resolve(kind, key), Target::Free)
+    }
+
     /// The raw result of `tools/list`, `resources/list`, `resources/templates/list` or `prompts/list` with prices.
     /// `None`: the upstream's own bytes are the answer.
     pub fn list(&self, method: &str, result: &RawValue) -> Option<Box<RawValue>> {

@@ -18,6 +18,9 @@ pub mod library;
 pub mod listing;
 pub mod payment;
 pub mod prices;
+#[cfg(feature = "roles")]
+pub mod proxy;
+pub mod schema;
 pub mod sell;
 pub mod settle;
 mod shelf;

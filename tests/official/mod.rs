@@ -26,14 +26,14 @@ use tollway::x402::Offer;
 const START: i64 = 50_000_000;
 const AMOUNT: i64 = 10_000;
 
-struct Scene {
+pub struct Scene {
     world: World,
-    network: LocalNetwork,
-    payer: Account,
-    shop: Account,
-    facilitator: Account,
-    rpc: String,
-    rpc_tls: String,
+    pub network: LocalNetwork,
+    pub payer: Account,
+    pub shop: Account,
+    pub facilitator: Account,
+    pub rpc: String,
+    pub rpc_tls: String,
     ca: tempfile::NamedTempFile,
     stop: CancellationToken,
 }
@@ -45,7 +45,7 @@ impl Drop for Scene {
 }
 
 /// A network with ledgers of 200 ms and one node, over HTTP and HTTPS.
-async fn scene() -> Scene {
+pub async fn scene() -> Scene {
     let (world, _) = world();
     let options = Options { ledger_interval: Some(Duration::from_millis(200)), ..Options::default() };
     let network = LocalNetwork::start(options, world.clone()).unwrap();
@@ -92,7 +92,7 @@ impl Scene {
         })
     }
 
-    fn balances(&self) -> (i64, i64) {
+    pub fn balances(&self) -> (i64, i64) {
         (self.network.balance(&self.payer.id()).unwrap(), self.network.balance(&self.shop.id()).unwrap())
     }
 
@@ -115,7 +115,7 @@ impl Scene {
         Stellar::new(settings, http, self.world.clone())
     }
 
-    fn command(&self, script: &str, args: &[&str], secret: (&str, &Account)) -> Command {
+    pub fn command(&self, script: &str, args: &[&str], secret: (&str, &Account)) -> Command {
         let folder = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/interop");
         assert!(folder.join("node_modules").exists(), "run: npm ci --prefix tests/interop");
         let mut command = Command::new("node");
@@ -135,7 +135,7 @@ impl Scene {
         command
     }
 
-    async fn node(&self, script: &str, args: &[&str], secret: (&str, &Account), input: &Value) -> Output {
+    pub async fn node(&self, script: &str, args: &[&str], secret: (&str, &Account), input: &Value) -> Output {
         let mut child = self.command(script, args, secret).spawn().unwrap();
         child.stdin.take().unwrap().write_all(input.to_string().as_bytes()).await.unwrap();
         tokio::time::timeout(Duration::from_secs(120), child.wait_with_output()).await.unwrap().unwrap()
