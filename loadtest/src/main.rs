@@ -4,6 +4,7 @@
 mod cap;
 mod chaos;
 mod front;
+mod gate;
 #[allow(dead_code, reason = "each scenario takes what it needs")]
 mod parts;
 #[allow(dead_code, reason = "each scenario takes what it needs")]
@@ -28,7 +29,7 @@ use report::{Report, Result, Stopped};
     after_help = "Progress goes to standard error. The last line of standard output is one JSON object:\n  \
         {\"scenario\", \"pass\", \"figures\", \"baseline\", \"ratio\"}\n\
         Exit codes: 0 the bar holds, 1 it does not or the scenario could not be played, 2 wrong usage.\n\n\
-        Needs PostgreSQL's server programs (Debian: postgresql) for every scenario but `front`; as root they run as\n\
+        Needs PostgreSQL's server programs (Debian: postgresql) for every scenario but `front` and `gate`; as root they run as\n\
         the user postgres or nobody. Everything is started in a temporary directory and ended again."
 )]
 struct Cli {
@@ -40,6 +41,8 @@ struct Cli {
 enum Scenario {
     /// What the strict MCP front costs beside a bare endpoint that does the same work without checks
     Front(front::Args),
+    /// What a free call costs at `tollway gate` beside a bare hyper reverse proxy
+    Gate(gate::Args),
     /// The cap holds over three replicas that are killed: exactly 33 of 300 calls of 0.30 fit into 10
     Cap(cap::Args),
     /// Replicas killed, frozen and cut off, a database that fails over, a hostile market: the money is right
@@ -86,6 +89,7 @@ async fn interrupted() {
 async fn play(scenario: Scenario) -> Result<Report> {
     match scenario {
         Scenario::Front(args) => front::run(args).await,
+        Scenario::Gate(args) => gate::run(args).await,
         Scenario::Cap(args) => cap::run(args).await,
         Scenario::Chaos(args) => chaos::run(args).await,
         Scenario::Rolling(args) => rolling::run(args).await,
