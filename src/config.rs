@@ -5,6 +5,7 @@
 pub mod file;
 mod auth;
 mod gate;
+mod gate_hooks;
 mod gate_server;
 mod http;
 mod keys;
@@ -32,6 +33,7 @@ use zeroize::Zeroizing;
 
 pub use auth::{ApiServer, Auth, KeysFile, KubernetesSettings, parse_keys};
 pub use gate::{GateConfig, GateFacilitator, load_gate};
+pub use gate_hooks::GateHooks;
 pub use gate_server::{GateServer, GateUpstream, is_gate, load_gate_server};
 pub use http::Http;
 pub use keys::KeyRingSource;

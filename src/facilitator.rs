@@ -41,6 +41,8 @@ pub struct Facilitator {
     base: String,
     /// Marked as sensitive, so that no Debug shows it.
     authorization: Option<HeaderValue>,
+    /// Instead of whatever the caller would wait.
+    timeout: Option<Duration>,
 }
 
 #[derive(Clone)]
@@ -138,14 +140,22 @@ pub struct SupportedKind {
 
 impl Facilitator {
     pub fn new(http: Client, base: &Url) -> Facilitator {
-        Facilitator { way: Way::Http(http), base: base.as_str().trim_end_matches('/').to_owned(), authorization: None }
+        Facilitator {
+            way: Way::Http(http),
+            base: base.as_str().trim_end_matches('/').to_owned(),
+            authorization: None,
+            timeout: None,
+        }
     }
 
     /// One that asks nobody, and what it will have been asked.
     pub fn recording() -> (Facilitator, Recording) {
         let recording = Recording::default();
         let way = Way::Recorded(recording.clone());
-        (Facilitator { way, base: "http://recording.invalid".to_owned(), authorization: None }, recording)
+        (
+            Facilitator { way, base: "http://recording.invalid".to_owned(), authorization: None, timeout: None },
+            recording,
+        )
     }
 
     /// The value of the header `Authorization`; `None` where the text can be no header.
@@ -153,6 +163,11 @@ impl Facilitator {
         let mut value = HeaderValue::from_str(value).ok()?;
         value.set_sensitive(true);
         Some(Facilitator { authorization: Some(value), ..self })
+    }
+
+    /// One that is slower, or has to be quicker, than the others.
+    pub fn with_timeout(self, timeout: Duration) -> Facilitator {
+        Facilitator { timeout: Some(timeout), ..self }
     }
 
     /// What it verifies and settles in this version of the protocol (core specification 7.3), at most 1,000 kinds.
@@ -249,6 +264,7 @@ impl Facilitator {
             Way::Http(http) => http,
             Way::Recorded(recording) => return Ok(recording.say(request.uri().path(), request.body())),
         };
+        let timeout = self.timeout.unwrap_or(timeout);
         let answer = http.send_within(request, Limits { timeout, max_response_bytes: MAX_ANSWER }).await?;
         let checked = json::check(answer.body(), json::Limits { bytes: MAX_ANSWER, depth: MAX_DEPTH });
         match checked {

@@ -12,7 +12,7 @@ use futures_util::future::{Either, select};
 use tokio_util::sync::CancellationToken;
 
 use super::serve::{LOOK_AWAY, Signals, drain, end_in_order, listen, probe_listener};
-use super::{Failure, check};
+use super::{Failure, check, gate_hooks};
 use crate::agent::server;
 use crate::config::{GateConfig, GateServer, GateUpstream, Look, Machine, Store, Watched};
 use crate::facilitator::Facilitator;
@@ -57,8 +57,12 @@ pub async fn run(args: &GateArgs, config: GateServer, path: Option<PathBuf>) -> 
     let stopped = CancellationToken::new();
     let client = server::operator_client(&config.gate.security, &world).map_err(usage)?;
     let upstream = upstream(&config, &world, &shutdown)?;
-    let gate = Gate::new(parts(&config.gate, &world, &client, config.timeout).await?)
-        .map_err(|e| Failure::Usage(e.to_string()))?;
+    let parts = parts(&config.gate, &world, &client, config.timeout).await?;
+    let gate = match gate_hooks::hooking(&config.gate, &client)? {
+        Some(hooking) => Gate::with_hooks(parts, hooking),
+        None => Gate::new(parts),
+    };
+    let gate = gate.map_err(|e| Failure::Usage(e.to_string()))?;
     let health = Health::new();
     let app = router(settings(&config, &world, &shutdown), upstream, gate.clone()).merge(health.public());
     let listener = listen("http.port", SocketAddr::new(config.http.bind, config.http.port)).await?;
@@ -198,7 +202,7 @@ async fn parts(config: &GateConfig, world: &World, client: &Client, run: Duratio
 }
 
 pub(super) fn facilitator(client: &Client, written: &crate::config::GateFacilitator) -> Result<Facilitator, Failure> {
-    let facilitator = Facilitator::new(client.clone(), &written.base_url);
+    let facilitator = Facilitator::new(client.clone(), &written.base_url).with_timeout(written.timeout);
     match &written.auth_header {
         None => Ok(facilitator),
         Some(secret) => facilitator

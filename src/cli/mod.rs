@@ -10,6 +10,7 @@ pub mod check;
 pub mod claims;
 mod check_gate;
 pub mod gate;
+mod gate_hooks;
 pub mod serve;
 pub mod init;
 pub mod keystore;

@@ -283,6 +283,7 @@ pub struct Gate {
     pub prompts: BTreeMap<String, GateItem>,
     #[serde(default)]
     pub response_cache: GateResponseCache,
+    pub hooks: Option<super::gate_hooks::File>,
 }
 
 /// `url` or `command`.

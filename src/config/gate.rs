@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use url::Url;
 
+use super::gate_hooks::{self, GateHooks};
 use super::value::{Secret, bounded, is_loopback, millis, operator_url, secret_env};
 use super::{
     ConfigError, KeyRingSource, NetworkConfig, NetworkSecurity, Source, Store, file, keys, networks, refusal, refuse,
@@ -33,6 +34,7 @@ pub struct GateConfig {
     /// A larger answer is not stored; its receipt is, bytes.
     pub max_answer_bytes: usize,
     pub security: NetworkSecurity,
+    pub hooks: Option<GateHooks>,
 }
 
 #[derive(Debug, Clone)]
@@ -57,7 +59,7 @@ const ALIASES: [(&str, &str); 9] = [
 ];
 
 /// A network by its CAIP-2 name or its short one.
-fn network(field: &str, text: &str) -> Result<Network, ConfigError> {
+pub(super) fn network(field: &str, text: &str) -> Result<Network, ConfigError> {
     let name = ALIASES.iter().find(|(alias, _)| *alias == text).map_or(text, |(_, name)| *name);
     name.parse()
         .or_else(|e: ParseError| refuse(field, format!("{e}, or one of base, base-sepolia, stellar-testnet, …")))
@@ -117,6 +119,7 @@ pub(super) fn parse(text: &str, source: &dyn Source) -> Result<GateConfig, Confi
     }
     Ok(GateConfig {
         facilitators: facilitators(&gate, &sold, allow_insecure, source)?,
+        hooks: gate_hooks::hooks(&gate, allow_insecure, source)?,
         prices,
         networks,
         resolved_by_operator,
@@ -363,7 +366,12 @@ fn offered(
 }
 
 /// A token by its contract or its symbol, and its decimals where they are known. The operator's own list comes first.
-fn asset(field: &str, network: &Network, text: &str, gate: &file::Gate) -> Result<(Asset, Option<u8>), ConfigError> {
+pub(super) fn asset(
+    field: &str,
+    network: &Network,
+    text: &str,
+    gate: &file::Gate,
+) -> Result<(Asset, Option<u8>), ConfigError> {
     for (i, own) in gate.assets.iter().enumerate() {
         let place = format!("gate.assets[{i}]");
         if own.decimals > 36 {
@@ -510,6 +518,34 @@ gate:
         }
         let none = parse("facilitator: {base_url: 'https://c.example'}\n", &env()).unwrap_err().to_string();
         assert!(none.starts_with("gate: is missing"), "{none}");
+    }
+
+    #[test]
+    fn hooks_have_a_policy_and_ceilings() {
+        let with = |hooks: &str| GATE.replace("  free: {tools: [ping]}", &format!("  hooks: {hooks}"));
+        let hooks = read(&with(
+            "{url: 'https://h.example/x', on_failure: refuse, events: [on_settled], ceilings: [{price: '0.5'}, {network: base, asset: USDC, amount_atomic: '7'}]}",
+        ));
+        let hooks = hooks.hooks.unwrap();
+        assert_eq!((hooks.timeout.as_secs(), hooks.events, hooks.ceilings.len()), (2, vec!["on_settled"], 2));
+        assert!(hooks.ceilings.values().any(|most| *most == Amount::from_u64(5_000_000)));
+        assert!(read(GATE).hooks.is_none());
+        for (hooks, field, word) in [
+            ("{url: 'https://h.example'}", "gate.hooks.on_failure", "refuse"),
+            ("{url: 'https://h.example', on_failure: ignore}", "gate.hooks.on_failure", "continue"),
+            ("{url: 'http://h.example', on_failure: refuse}", "gate.hooks.url", "HTTPS"),
+            ("{url: 'https://h.example', on_failure: refuse, events: [on_paid]}", "gate.hooks.events[0]", "on_settled"),
+            ("{url: 'https://h.example', on_failure: refuse, timeout_ms: 1}", "gate.hooks.timeout_ms", "50"),
+            (
+                "{url: 'https://h.example', on_failure: refuse, ceilings: [{}]}",
+                "gate.hooks.ceilings[0].price",
+                "either",
+            ),
+            ("{url: 'https://h.example', on_failure: refuse, auth_header_env: NO}", "gate.hooks.auth_header_env", "NO"),
+        ] {
+            let sentence = parse(&with(hooks), &env()).unwrap_err().to_string();
+            assert!(sentence.contains(field) && sentence.contains(word), "{hooks}: {sentence}");
+        }
     }
 
     #[test]
