@@ -30,7 +30,7 @@ use crate::telemetry;
 
 /// Rows of one network that one pass takes; what is due beyond them waits for the next.
 const MOST_PER_PASS: u64 = 1_000;
-/// A row is looked at again after its own age, between the interval and these.
+/// A row is looked at again after its own age, where nothing could be told a quarter of it, between the interval and these.
 const LONGEST_OPEN: Duration = Duration::from_secs(60);
 const LONGEST_INCONCLUSIVE: Duration = Duration::from_secs(300);
 /// What a ledger is taken to last where nothing was measured, and the longest that is believed.
@@ -261,7 +261,7 @@ impl Sweep {
             NonceReading::Cancelled => self.expire(&job, Reason::NonceCancelled).await,
             NonceReading::Open => {
                 let left = remaining_ms(row, looked.newest, now);
-                let wait = backoff_ms(row, now, least, LONGEST_OPEN).min(left).max(least.min(2_000));
+                let wait = backoff_ms(row, now, least).min(left).max(least.min(2_000));
                 self.again(&job, now.saturating_add(self.jittered(wait)), End::Open).await
             }
             // Nothing was learned, so nothing is waited for.
@@ -276,7 +276,9 @@ impl Sweep {
                 } else {
                     tracing::warn!(payment = %id.short(), network = %row.network, why, "the chain proves nothing yet");
                 }
-                let wait = backoff_ms(row, now, least, LONGEST_INCONCLUSIVE);
+                // Shorter than while it is open: another replica, or an RPC that answers again, may prove it any time, and
+                // what the network is asked is bounded elsewhere.
+                let wait = (now.saturating_sub(row.created_ms) / 4).min(ms(LONGEST_INCONCLUSIVE)).max(least);
                 self.again(&job, now.saturating_add(self.jittered(wait)), End::Inconclusive { overdue }).await
             }
         }
@@ -537,8 +539,8 @@ fn remaining_ms(row: &Payment, newest: Option<u64>, now_ms: u64) -> u64 {
 }
 
 /// As long as the row is old.
-fn backoff_ms(row: &Payment, now_ms: u64, least_ms: u64, most: Duration) -> u64 {
-    now_ms.saturating_sub(row.created_ms).min(ms(most)).max(least_ms)
+fn backoff_ms(row: &Payment, now_ms: u64, least_ms: u64) -> u64 {
+    now_ms.saturating_sub(row.created_ms).min(ms(LONGEST_OPEN)).max(least_ms)
 }
 
 fn ms(duration: Duration) -> u64 {
