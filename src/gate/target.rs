@@ -31,18 +31,24 @@ pub(super) fn resolve<'a>(prices: &'a Prices, kind: Kind, key: &str) -> Target<'
     if prices.is_free(kind, key) {
         return Target::Free;
     }
-    let generous = Canonical::of(kind, key);
-    if prices.aliases().has(kind, &generous) {
+    let readings = Canonical::readings(kind, key);
+    if readings.iter().any(|reading| prices.aliases().has(kind, reading)) {
         return Target::NotFound;
     }
     let by_template = |text: &str, generous: bool| {
         let fits = |item: &&Item| item.template.as_ref().is_some_and(|template| template.matches(text, generous));
         if kind == Kind::Resource { prices.templates().iter().find(fits) } else { None }
     };
-    let (exact, generous) = (by_template(key, false), by_template(&generous.text(), true));
-    match (exact, generous) {
-        (Some(exact), Some(generous)) if exact.key == generous.key => Target::Priced(exact),
-        (None, None) if prices.denies_unlisted(kind) => Target::NotFound,
+    let exact = by_template(key, false);
+    let mut generous = readings.iter().map(|reading| by_template(&reading.text(), true));
+    // The first reading is this gate's own; the others, of servers that parse before they look.
+    let first = generous.next().flatten();
+    match (exact, first) {
+        (Some(exact), Some(first)) if exact.key == first.key => {
+            let elsewhere = generous.flatten().any(|item| item.key != exact.key);
+            if elsewhere { Target::NotFound } else { Target::Priced(exact) }
+        }
+        (None, None) if prices.denies_unlisted(kind) || generous.any(|item| item.is_some()) => Target::NotFound,
         (None, None) => Target::Free,
         _ => Target::NotFound,
     }
@@ -65,6 +71,24 @@ impl Canonical {
         }
     }
 
+    /// All generous readings, each once. A server that makes a URL of a URI (WHATWG URL; `new URL(uri)` of the official
+    /// TypeScript server, pydantic's `AnyUrl` of the Python one) takes `https:/host`, `https:host` and `https:///host` for
+    /// `https://host`, a host in any width, script or number for one host, and does so before or after it decodes.
+    pub(super) fn readings(kind: Kind, key: &str) -> Vec<Canonical> {
+        let mut readings = vec![Canonical::of(kind, key)];
+        if kind == Kind::Resource {
+            let decoded = fold(&decoded(key));
+            for text in [key, &decoded] {
+                let Ok(url) = url::Url::parse(text) else { continue };
+                let reading = Canonical::of(kind, url.as_str());
+                if !readings.contains(&reading) {
+                    readings.push(reading);
+                }
+            }
+        }
+        readings
+    }
+
     pub(super) fn text(&self) -> String {
         match &self.query {
             Some(query) => format!("{}?{query}", self.base),
@@ -84,12 +108,16 @@ impl Aliases {
     pub(super) fn new<'a>(keys: impl Iterator<Item = &'a (Kind, String)>) -> Aliases {
         let mut aliases = Aliases::default();
         for (kind, key) in keys {
-            let Canonical { base, query } = Canonical::of(*kind, key);
-            let queries = aliases.known.entry((*kind, base)).or_default();
-            if queries.contains(&query) {
-                aliases.collision = Some((*kind, key.clone()));
+            let readings = Canonical::readings(*kind, key);
+            for Canonical { base, query } in &readings {
+                let queries = aliases.known.entry((*kind, base.clone())).or_default();
+                if queries.contains(query) {
+                    aliases.collision = Some((*kind, key.clone()));
+                }
             }
-            queries.push(query);
+            for Canonical { base, query } in readings {
+                aliases.known.entry((*kind, base)).or_default().push(query);
+            }
         }
         aliases
     }
@@ -212,6 +240,10 @@ mod tests {
             item(Kind::Prompt, "Brief", 1),
             item(Kind::Resource, "file:///data/secret.txt", 1),
             item(Kind::Resource, "https://x.example/doc?id=1", 1),
+            item(Kind::Resource, "ws://feed.example/live", 1),
+            item(Kind::Resource, "https://bücher.example/", 1),
+            item(Kind::Resource, "http://127.0.0.1/admin", 1),
+            item(Kind::Resource, "https://reports.example/{name}", 1),
             item(Kind::Resource, "docs://{id}", 1),
             item(Kind::Resource, "db:{table}", 1),
             item(Kind::Resource, "file:///reports/{name}", 1),
@@ -239,6 +271,10 @@ mod tests {
             (Kind::Resource, "file:///data/open.txt", Some("free")),
             (Kind::Resource, "https://x.example/doc?id=1", Some("https://x.example/doc?id=1")),
             (Kind::Resource, "https://x.example/doc?id=2", Some("free")),
+            (Kind::Resource, "https://bücher.example/", Some("https://bücher.example/")),
+            (Kind::Resource, "https://bücher.example/other", Some("free")),
+            (Kind::Resource, "https://reports.example/2026", Some("https://reports.example/{name}")),
+            (Kind::Resource, "https://reports.example/a%20b.txt", Some("https://reports.example/{name}")),
             (Kind::Resource, "docs://readme", Some("docs://{id}")),
             (Kind::Resource, "db:users", Some("db:{table}")),
             (Kind::Resource, "file:///reports/2026.txt", Some("file:///reports/{name}")),
@@ -279,6 +315,21 @@ mod tests {
             "https://x.example:443/doc?id=1",
             "https://u@x.example/doc?id=1",
             "https://X.example./doc?id=1",
+            "https:/x.example/doc?id=1",
+            "https:x.example/doc?id=1",
+            "https:///x.example/doc?id=1",
+            "https:\\\\x.example\\doc?id=1",
+            "https://x.example:0443/doc?id=1",
+            "https://x。example/doc?id=1",
+            "https%3A/x.example/doc?id=1",
+            "ht\ntps://x.example/do\tc?id=1",
+            " https:/x.example/doc?id=1",
+            "ws:/feed.example/live",
+            "ws://feed.example:80/live",
+            "https://xn--bcher-kva.example/",
+            "http://2130706433/admin",
+            "http://0x7f.1/admin",
+            "http:127.1/admin",
         ] {
             assert_eq!(key(&shop.resolve(Kind::Resource, uri)), None, "{uri}");
         }
@@ -296,6 +347,11 @@ mod tests {
             "file:///open/../reports/2026.txt",
             "file:///report%73/2026.txt",
             "DB:users",
+            "https:/reports.example/2026",
+            "https:reports.example/2026",
+            "https:///reports.example/2026",
+            "https://reports.example:0443/2026",
+            "https://reports。example/2026",
         ] {
             assert_eq!(key(&shop.resolve(Kind::Resource, uri)), None, "{uri}");
         }

@@ -176,14 +176,15 @@ fn safe_id(members: &Members<'_>) -> Option<Box<RawValue>> {
     }
 }
 
-/// A string or an integer. `1.0` and `1e0` are integers to some readers and not to others, so they are none.
+/// A string or an integer. `1.0` and `1e0` are integers to some readers and not to others, and `-0` is another number than
+/// `0` to some of them: so they are none.
 pub(super) fn legal_id(id: &RawValue) -> bool {
     let text = id.get();
     if text.len() > MAX_ID_BYTES {
         return false;
     }
     let digits = text.strip_prefix('-').unwrap_or(text);
-    text.starts_with('"') || (!digits.is_empty() && digits.bytes().all(|b| b.is_ascii_digit()))
+    text.starts_with('"') || (text != "-0" && !digits.is_empty() && digits.bytes().all(|b| b.is_ascii_digit()))
 }
 
 /// `raw` has passed [`json::check`].

@@ -82,6 +82,26 @@ async fn a_stateless_one_is_shared_and_comes_back() {
     }
     let got = call(&gate, &b, 8, json!({"name": "count"})).await.json();
     assert_eq!((got["result"]["calls"].as_u64(), &got["result"]["pid"]), (Some(2), &pid));
+    // A client withdraws its own calls and nobody else's.
+    let client = client();
+    let cancel = r#"{"jsonrpc":"2.0","method":"notifications/cancelled","params":{"requestId":7}}"#;
+    let waiting = call(&gate, &a, 7, json!({"name": "never"}));
+    let withdrawn = async {
+        for (session, count) in [(b.as_str(), 0), ("", 0), (a.as_str(), 1)] {
+            // The call that nobody answers has been written before.
+            while call(&gate, &b, 8, json!({"name": "pending"})).await.json()["result"]["pending"] != 1 {}
+            let headers = [("mcp-session-id", session)];
+            let headers = if session.is_empty() { &headers[1..] } else { &headers };
+            assert_eq!(post(&client, &gate.url, headers, cancel).await.status, 202);
+            let got = call(&gate, &b, 9, json!({"name": "cancelled"})).await.json();
+            assert_eq!(got["result"]["cancelled"].as_array().unwrap().len(), count, "{got}");
+        }
+    };
+    let (mut waiting, withdrawn) = (Box::pin(waiting), Box::pin(withdrawn));
+    match futures_util::future::select(&mut waiting, withdrawn).await {
+        futures_util::future::Either::Left((got, _)) => panic!("answered: {}", got.text()),
+        futures_util::future::Either::Right(_) => drop(waiting),
+    }
     assert!(call(&gate, &a, 9, json!({"name": "die"})).await.status >= 500);
     let got = call(&gate, &a, 10, json!({"name": "count"})).await.json();
     assert_eq!(got["result"]["calls"], 1);
@@ -127,7 +147,7 @@ async fn a_list_shows_prices_beside_what_the_server_has() {
     let gate = GateProcess::start(&with).await;
     let output = super::command(&["list", "--url", &gate.url]).output().await.unwrap();
     let table = String::from_utf8(output.stdout).unwrap();
-    assert!(table.lines().any(|line| line.starts_with("tool  echo  (free)")), "{table}");
+    assert!(table.lines().any(|line| line.starts_with("tool  echo ") && line.ends_with(" (free)")), "{table}");
     let line = table.lines().find(|line| line.starts_with("tool  paid")).unwrap();
     assert!(line.contains("0.01") && line.contains(super::PAY_TO) && line.ends_with("authorization"), "{table}");
 }

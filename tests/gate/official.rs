@@ -117,10 +117,19 @@ async fn before_the_settlement_numbers_pass_and_texts_wait_and_the_session_that_
     }
     let limits = tollway::http::Limits { timeout: super::PATIENCE, max_response_bytes: 1 << 20 };
     let mut open = client.stream(asked.body(bytes::Bytes::from(body.clone())).unwrap(), limits).await.unwrap();
+    // What the client has paid is not the upstream's business, nor by what id the client asks: whatever else it asks by
+    // that id cannot take the answer.
+    let seen = asked_of(&upstream).await;
+    let ours = seen["id"].clone();
+    assert!(ours.as_str().unwrap().starts_with("tollway-"), "{seen}");
+    let bare = json!({"name": "research", "arguments": {"topic": "bees"}, "_meta": {"progressToken": ours}});
+    assert_eq!(seen, json!({"jsonrpc": "2.0", "id": ours, "method": "tools/call", "params": bare}));
     for message in [
         json!({"jsonrpc": "2.0", "method": "notifications/message", "params": {"data": "secret log"}}),
         json!({"jsonrpc": "2.0", "method": "notifications/progress",
-            "params": {"progressToken": "p", "progress": 1, "total": 2, "message": "secret progress"}}),
+            "params": {"progressToken": "p", "progress": 9, "total": 9, "message": "of another call"}}),
+        json!({"jsonrpc": "2.0", "method": "notifications/progress",
+            "params": {"progressToken": ours, "progress": 1, "total": 2, "message": "secret progress"}}),
         json!({"jsonrpc": "2.0", "id": "q", "method": "elicitation/create", "params": {"message": "which bees?"}}),
     ] {
         writer.send(text(message)).await.unwrap();
@@ -129,13 +138,13 @@ async fn before_the_settlement_numbers_pass_and_texts_wait_and_the_session_that_
     while !got.contains("which bees?") {
         got.push_str(std::str::from_utf8(&open.chunk().await.unwrap().unwrap()).unwrap());
     }
-    assert!(got.contains(r#""progress":1,"total":2}"#), "{got}");
+    assert!(got.contains(r#"{"progressToken":"p","progress":1,"total":2}"#) && !got.contains("9"), "{got}");
     assert!(!got.contains("secret") && !got.contains("id: 9"), "{got}");
     assert_eq!(scene.balances().1, 0);
-    let seen = upstream.last();
-    assert_eq!(seen.body, body.as_bytes(), "the upstream gets the request as it came");
     let result = json!({"content": [], "structuredContent": {"report": "buzz"}});
-    writer.send(text(json!({"jsonrpc": "2.0", "id": 4, "result": result}))).await.unwrap();
+    let guessed = json!({"jsonrpc": "2.0", "id": 4, "result": {"content": [], "structuredContent": {"report": "no"}}});
+    writer.send(text(guessed)).await.unwrap();
+    writer.send(text(json!({"jsonrpc": "2.0", "id": ours, "result": result}))).await.unwrap();
     while let Some(piece) = open.chunk().await.unwrap() {
         got.push_str(std::str::from_utf8(&piece).unwrap());
     }
@@ -152,6 +161,77 @@ async fn before_the_settlement_numbers_pass_and_texts_wait_and_the_session_that_
         assert!(!got.text().contains("buzz") && got.text().contains("already_settled"), "{}", got.text());
     }
     assert_eq!(scene.balances().1, 100_000);
+
+    // A call that its client withdraws costs nothing, and the upstream hears of it by the id that it knows.
+    let output = scene.node("client.mjs", &[&scene.rpc_tls], ("PAYER_SECRET", &scene.payer), &offer).await;
+    let payment: Value = serde_json::from_slice(&output.stdout).unwrap();
+    let (_writer, stream) = tokio::sync::mpsc::channel::<Result<bytes::Bytes, std::convert::Infallible>>(8);
+    upstream.seen();
+    upstream.says(Says::events(axum::body::Body::from_stream(super::pass::futures(stream))));
+    let paid = post(&client, &gates[0].url, &headers, call(7, json!({"x402/payment": payment})));
+    let withdrawn = async {
+        let ours = asked_of(&upstream).await["id"].clone();
+        let cancel =
+            |id: u64| json!({"jsonrpc": "2.0", "method": "notifications/cancelled", "params": {"requestId": id}});
+        let stranger = [("mcp-session-id", other.as_str())];
+        assert_eq!(post(&client, &gates[0].url, &stranger, cancel(7).to_string()).await.status, 202);
+        assert_eq!(asked_of(&upstream).await["params"]["requestId"], 7, "another session's request of that id");
+        assert_eq!(post(&client, &gates[0].url, &headers, cancel(7).to_string()).await.status, 202);
+        assert_eq!(asked_of(&upstream).await["params"]["requestId"], ours);
+    };
+    let (got, ()) = futures_util::future::join(paid, withdrawn).await;
+    assert!(got.text().contains("cancelled") && !got.text().contains("success\":true"), "{}", got.text());
+    assert_eq!(scene.balances().1, 100_000);
+}
+
+/// The next message that arrives there.
+async fn asked_of(upstream: &Upstream) -> Value {
+    for _ in 0..1_000 {
+        if let Some(seen) = upstream.seen().pop() {
+            return serde_json::from_slice(&seen.body).unwrap();
+        }
+        tokio::time::sleep(std::time::Duration::from_millis(10)).await;
+    }
+    panic!("nothing arrived")
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_a_child_writes_about_something_that_is_not_paid_yet_waits_for_the_settlement() {
+    let scene = scene().await;
+    let (_facilitator, settles) = facilitator(&scene).await;
+    let upstream = Upstream::start().await;
+    let mut with = file(&scene, &upstream, &settles);
+    with["gate"]["upstream"] = json!({"command": ["node", super::script("child.mjs")]});
+    let gate = GateProcess::start(&with).await;
+    let client = client();
+    let got = post(&client, &gate.url, &[], initialize("2025-11-25")).await;
+    let token = got.header("mcp-session-id").to_owned();
+    let headers = [("mcp-session-id", token.as_str()), ("mcp-protocol-version", "2025-11-25")];
+    let mut listen = http::Request::get(&gate.url).header("accept", "text/event-stream");
+    for (name, value) in headers {
+        listen = listen.header(name, value);
+    }
+    let limits = tollway::http::Limits { timeout: super::PATIENCE, max_response_bytes: 1 << 20 };
+    let mut general = client.stream(listen.body(bytes::Bytes::new()).unwrap(), limits).await.unwrap();
+    let call = |id: u64, name: &str, meta: Value| request(id, "tools/call", &json!({"name": name, "_meta": meta}));
+    let challenge = post(&client, &gate.url, &headers, call(3, "research", json!({}))).await.json();
+    let offer = challenge["result"]["structuredContent"]["accepts"][0].clone();
+    let output = scene.node("client.mjs", &[&scene.rpc_tls], ("PAYER_SECRET", &scene.payer), &offer).await;
+    let payment: Value = serde_json::from_slice(&output.stdout).unwrap();
+    let meta = json!({"x402/payment": payment, "progressToken": "p"});
+    // A free call with the same id and the same token is open all the time.
+    let paid = post(&client, &gate.url, &headers, call(4, "research", meta));
+    let free = post(&client, &gate.url, &headers, call(4, "later", json!({"progressToken": "p"})));
+    let (paid, free) = futures_util::future::join(paid, free).await;
+    assert!(paid.text().contains("buzz") && paid.text().contains("secret log"), "{}", paid.text());
+    assert!(!free.text().contains("buzz") && !free.text().contains("secret"), "{}", free.text());
+    assert!(!paid.text().contains("signature"), "{}", paid.text());
+    post(&client, &gate.url, &headers, call(5, "log", json!({}))).await;
+    let mut heard = String::new();
+    while !heard.contains("free log") {
+        heard.push_str(std::str::from_utf8(&general.chunk().await.unwrap().unwrap()).unwrap());
+    }
+    assert!(!heard.contains("secret"), "{heard}");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

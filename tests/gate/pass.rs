@@ -254,6 +254,12 @@ async fn an_upstream_sees_nothing_that_is_not_its_business() {
         let raw = exchange(&gate.url, &headers, &request(2, "ping", &json!({}))).await;
         assert_eq!(raw, status, "{headers:?}");
     }
+    // Express and others decode a body by the charset that its head names: the bytes are what was read here.
+    upstream.says(Says::json("{}"));
+    let utf7 = [("content-type", "application/json; charset=utf-7"), BOTH];
+    let ping = request(3, "ping", &json!({"x": "+ACI-},+ACI-method+ACI-:+ACI-tools/call+ACI-"}));
+    let got = super::send(&client, Method::POST, &gate.url, &utf7, ping).await;
+    assert_eq!((got.status, upstream.last().headers["content-type"].to_str().unwrap()), (200, "application/json"));
     // It is never left for another place.
     upstream.says(Says::empty(307).with("location", "http://127.0.0.1:1/"));
     let got = post(&client, &gate.url, &[], request(9, "ping", &json!({}))).await;

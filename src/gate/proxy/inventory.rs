@@ -145,7 +145,8 @@ impl Client<'_> {
                 }
             }
         }
-        let ask = Ask { method, headers, session: self.session.clone(), last_event: None, body: Bytes::from(body) };
+        let session = self.session.clone();
+        let ask = Ask { method, headers, session, body: Bytes::from(body), ..Ask::default() };
         self.upstream.ask(ask).await.map_err(|error| error.to_string())
     }
 

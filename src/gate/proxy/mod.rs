@@ -13,6 +13,7 @@ pub mod inventory;
 mod paid;
 mod pass;
 mod rewrite;
+mod running;
 mod session;
 mod stdio;
 mod upstream;
@@ -38,6 +39,7 @@ pub use self::upstream::{HttpUpstream, Upstream};
 
 use self::describe::Lists;
 use self::pass::PassBody;
+use self::running::Running;
 use self::session::Session;
 use self::upstream::{Ask, Reply, UpstreamError};
 use super::Kind;
@@ -71,6 +73,7 @@ pub fn router(settings: Settings, upstream: Upstream, gate: Gate) -> axum::Route
     let sessions = Sessions {
         world: settings.front.world.clone(),
         ring: settings.front.ring.clone(),
+        context: session::context(&upstream.name()),
         lifetime_ms: u64::try_from(settings.front.session_lifetime.as_millis()).unwrap_or(u64::MAX),
     };
     let proxy = Arc::new(Proxy {
@@ -82,6 +85,7 @@ pub fn router(settings: Settings, upstream: Upstream, gate: Gate) -> axum::Route
         upstream,
         gate,
         lists: Lists::default(),
+        sales: Running::default(),
     });
     axum::Router::new().route("/mcp", any(mcp)).with_state(proxy)
 }
@@ -92,6 +96,7 @@ struct Proxy {
     upstream: Upstream,
     gate: Gate,
     lists: Lists,
+    sales: Running,
     /// Requests, by source address.
     rates: Option<Buckets>,
     calls: Arc<Semaphore>,
@@ -227,7 +232,8 @@ impl Proxy {
             }
             Step::Pass => {
                 let begins = method == "initialize" && !place.revision.stateless();
-                let reply = self.ask(Method::POST, &head.headers, place.session.as_ref(), body).await;
+                let asking = self.asking(Method::POST, &head.headers, place.session.as_ref(), body);
+                let reply = self.upstream.ask(Ask { source: source(&head), ..asking }).await;
                 let reply = reply.map_err(|error| unreachable(Some(&id), &error))?;
                 let session = if begins { self.begun(&reply).map_err(|e| bad_gateway(Some(&id), e))? } else { None };
                 let mut response = self.passed(reply, place.session.as_ref(), permit);
@@ -261,6 +267,13 @@ impl Proxy {
         mirrored(&head.headers, method, params).map_err(|reason| bad(None, &mismatch(&reason)))?;
         match self.step(method, params).map_err(|error| bad(None, &error))? {
             Step::Pass => {
+                // What is sold is known to the upstream by another id.
+                if let Some(ended) = self.sales.end(place.session.as_ref(), method, params, &body) {
+                    for told in ended {
+                        let _ = self.ask(Method::POST, &head.headers, place.session.as_ref(), told).await;
+                    }
+                    return Ok(respond(StatusCode::ACCEPTED, HeaderMap::new(), Body::empty()));
+                }
                 let reply = self.ask(Method::POST, &head.headers, place.session.as_ref(), body).await;
                 let reply = reply.map_err(|error| unreachable(None, &error))?;
                 Ok(self.passed(reply, place.session.as_ref(), permit))
@@ -383,21 +396,27 @@ impl Proxy {
         session: Option<&Session>,
         body: Bytes,
     ) -> Result<Reply, UpstreamError> {
+        self.upstream.ask(self.asking(method, from, session, body)).await
+    }
+
+    fn asking(&self, method: Method, from: &HeaderMap, session: Option<&Session>, body: Bytes) -> Ask {
         let mut headers = headers::to_upstream(from, &self.settings.forward);
-        if method == Method::POST && !headers.contains_key(http::header::CONTENT_TYPE) {
+        if method == Method::POST {
+            // Not the client's own: by its charset an upstream would read another message than was read here.
             headers.insert(http::header::CONTENT_TYPE, HeaderValue::from_static("application/json"));
         }
         let last_event = mcp_headers::single(from, "last-event-id").unwrap_or_default();
         let name = session.map_or("", |session| session.name.as_str());
         let last_event = last_event.filter(|_| method == Method::GET).and_then(|id| self.sessions.event(name, id));
-        let ask = Ask {
+        Ask {
             method,
             headers,
             last_event: last_event.map(ToOwned::to_owned),
             session: session.and_then(|session| session.upstream.clone()),
+            client: session.map(|session| session.name.clone()),
             body,
-        };
-        self.upstream.ask(ask).await
+            ..Ask::default()
+        }
     }
 
     /// An answer as it comes.

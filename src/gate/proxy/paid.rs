@@ -18,7 +18,7 @@ use tokio_util::sync::CancellationToken;
 use super::events::Events;
 use super::frames::FrameBody;
 use super::rewrite::MAX_DEPTH;
-use super::upstream::{Reply, UpstreamError};
+use super::upstream::{Ask, Reply, UpstreamError};
 use super::{Permit, Place, Proxy, headers, respond, source, unreachable};
 use crate::gate::challenge::PAYMENT_HEADERS;
 use crate::gate::desk::{Answer, Request};
@@ -28,7 +28,7 @@ use crate::json::{self, Limits};
 use crate::mcp::envelope::{self, Envelope, Outcome};
 use crate::mcp::http::{Refused, not_found, refuse, status_of};
 use crate::mcp::{RpcError, access, code, revision};
-use crate::x402::META_PAYMENT_RESPONSE;
+use crate::x402::{META_PAYMENT, META_PAYMENT_RESPONSE};
 
 /// Frames that wait for the client to take them.
 const WAITING: usize = 64;
@@ -70,9 +70,15 @@ impl Sale {
         let (out, mut frames) = mpsc::channel::<String>(WAITING);
         let left = CancellationToken::new();
         let guard = left.clone().drop_guard();
+        let ours = json::raw(&format!("tollway-{}", hex::encode(sale.proxy.settings.front.world.random::<16>())));
+        let towards = sale.towards(&body, &ours).ok_or_else(|| {
+            Box::new(refuse(StatusCode::BAD_REQUEST, Some(&sale.id), &RpcError::invalid_request("Invalid request")))
+        })?;
         let run = Run {
             sale: sale.clone(),
-            body: body.clone(),
+            body: towards,
+            ours,
+            cancel: CancellationToken::new(),
             out: takes.stream.then_some(out),
             beside: beside.clone(),
             // Up to 2025-11-25 a connection that is lost withdraws nothing.
@@ -241,6 +247,27 @@ impl Sale {
     pub(super) async fn ask(&self, body: Bytes) -> Result<Reply, UpstreamError> {
         self.proxy.ask(Method::POST, &self.head.headers, self.place.session.as_ref(), body).await
     }
+
+    /// The request as the upstream gets it: with an id and a progress token that the client does not know, so that nothing
+    /// it asks for beside can take the answer; and without the payment, which is none of the upstream's business.
+    fn towards(&self, body: &Bytes, ours: &RawValue) -> Option<Bytes> {
+        let raw: &RawValue = serde_json::from_slice(body).ok()?;
+        let edit = |part: &RawValue, text: &str| Some((splice::place(raw.get(), part)?, text.to_owned()));
+        let mut edits = vec![edit(json::member(raw, "id")?, ours.get())?];
+        if let Some(meta) = json::member(raw, "params").and_then(|params| json::member(params, "_meta")) {
+            let bare = without_member(meta, META_PAYMENT)?;
+            let bare = match json::member(&bare, "progressToken") {
+                Some(_) => splice::with_members(&bare, &[("progressToken", ours.get())])?,
+                None => bare,
+            };
+            edits.push(edit(meta, bare.get())?);
+        }
+        Some(Bytes::from(splice::replaced(raw.get(), edits)?.get().to_owned()))
+    }
+
+    fn progress_token(&self) -> Option<&RawValue> {
+        json::member(&self.params, "_meta").and_then(|meta| json::member(meta, "progressToken"))
+    }
 }
 
 /// Whether the result is an output that was paid for: it has a receipt of success, and is no challenge.
@@ -277,6 +304,10 @@ fn event(text: &str) -> Bytes {
 struct Run {
     sale: Arc<Sale>,
     body: Bytes,
+    /// The request's id and progress token towards the upstream.
+    ours: Box<RawValue>,
+    /// The client withdraws it in so many words.
+    cancel: CancellationToken,
     /// `None`: the client takes no stream.
     out: Option<mpsc::Sender<String>>,
     beside: Shared,
@@ -286,12 +317,20 @@ struct Run {
 
 impl Run {
     async fn ran(self) -> Ran {
-        let left = self.left.clone();
-        let cancelled = async move {
+        let (left, told) = (self.left.clone(), self.cancel.clone());
+        let left = async move {
             match left {
                 Some(left) => left.cancelled().await,
                 None => std::future::pending().await,
             }
+        };
+        let cancelled = async move {
+            let (left, told) = (pin!(left), pin!(told.cancelled_owned()));
+            select(left, told).await;
+        };
+        let _entry = {
+            let Sale { proxy, place, id, .. } = &*self.sale;
+            proxy.sales.begin(place.session.as_ref(), id, &self.ours, &self.cancel)
         };
         let over = sleep(self.sale.proxy.settings.run);
         match select(pin!(self.run()), select(pin!(cancelled), pin!(over))).await {
@@ -303,7 +342,9 @@ impl Run {
 
     async fn run(&self) -> Ran {
         let Settings { limit, idle } = self.settings();
-        let mut reply = match self.sale.ask(self.body.clone()).await {
+        let Sale { proxy, head, place, .. } = &*self.sale;
+        let ask = proxy.asking(Method::POST, &head.headers, place.session.as_ref(), self.body.clone());
+        let mut reply = match proxy.upstream.ask(Ask { sold: true, ..ask }).await {
             Ok(reply) => reply,
             Err(UpstreamError::NoSession) => return self.no_session(),
             Err(error) => return gone(&error),
@@ -361,20 +402,22 @@ impl Run {
         let message = match Envelope::parse_one(data, limits) {
             Ok(message) => message,
             Err(fault) => {
-                let answers = fault.id.as_ref().is_some_and(|id| json::equal(id, &self.sale.id));
+                let answers = fault.id.as_ref().is_some_and(|id| json::equal(id, &self.ours));
                 return answers.then(|| gone_with("an answer that cannot be read"));
             }
         };
         match message {
-            Envelope::Response { id: Some(id), outcome } if json::equal(&id, &self.sale.id) => Some(ran(outcome)),
+            Envelope::Response { id: Some(id), outcome } if json::equal(&id, &self.ours) => Some(ran(outcome)),
             Envelope::Response { .. } => None,
             Envelope::Request { .. } => {
                 self.beside(String::from_utf8_lossy(data).into_owned());
                 None
             }
             Envelope::Notification { method, params } if method == "notifications/progress" => {
-                let params = params?;
-                self.beside(envelope::notification(&method, Some(&numbers(&params)?)));
+                let (params, token) = (params?, self.sale.progress_token()?);
+                if json::equal(json::member(&params, "progressToken")?, &self.ours) {
+                    self.beside(envelope::notification(&method, Some(&numbers(&params, token)?)));
+                }
                 None
             }
             Envelope::Notification { .. } => {
@@ -431,16 +474,25 @@ pub(super) fn rpc_error(error: &RawValue) -> RpcError {
     RpcError { code, message, data: json::member(error, "data").map(ToOwned::to_owned) }
 }
 
-/// A progress notification's params without its text: what is not paid for yet could be in it.
-fn numbers(params: &RawValue) -> Option<Box<RawValue>> {
-    let kept: Vec<(&str, &RawValue)> = ["progressToken", "progress", "total"]
+/// A progress notification's params with the client's own token and without its text: what is not paid for yet could be
+/// in it.
+fn numbers(params: &RawValue, token: &RawValue) -> Option<Box<RawValue>> {
+    let numbers = ["progress", "total"]
         .into_iter()
         .filter_map(|name| Some((name, json::member(params, name)?)))
-        .filter(|(name, value)| *name == "progressToken" || !value.get().starts_with(['"', '{', '[']))
-        .collect();
+        .filter(|(_, value)| !value.get().starts_with(['"', '{', '[']));
+    let kept: Vec<(&str, &RawValue)> = std::iter::once(("progressToken", token)).chain(numbers).collect();
     let empty = json::raw(&serde_json::Map::new());
     let kept: Vec<(&str, &str)> = kept.into_iter().map(|(name, value)| (name, value.get())).collect();
     splice::with_members(&empty, &kept)
+}
+
+/// The object without this member, the others byte for byte.
+fn without_member(object: &RawValue, name: &str) -> Option<Box<RawValue>> {
+    let members = json::members(object).ok()?;
+    let kept =
+        members.iter().filter(|(key, _)| key != name).map(|(key, value)| format!("{}:{value}", json::raw(&**key)));
+    RawValue::from_string(format!("{{{}}}", kept.collect::<Vec<_>>().join(","))).ok()
 }
 
 #[cfg(test)]
@@ -454,9 +506,17 @@ mod tests {
     #[test]
     fn progress_leaves_as_numbers_alone() {
         let params = r#"{"message":"secret","progressToken":"t","total":1e2,"progress":1.50,"x":"secret","_meta":{}}"#;
-        assert_eq!(numbers(&raw(params)).unwrap().get(), r#"{"progressToken":"t","progress":1.50,"total":1e2}"#);
+        let token = raw("7");
+        assert_eq!(numbers(&raw(params), &token).unwrap().get(), r#"{"progressToken":7,"progress":1.50,"total":1e2}"#);
         let smuggled = r#"{"progressToken":1,"progress":"secret","total":["secret"]}"#;
-        assert_eq!(numbers(&raw(smuggled)).unwrap().get(), r#"{"progressToken":1}"#);
+        assert_eq!(numbers(&raw(smuggled), &token).unwrap().get(), r#"{"progressToken":7}"#);
+    }
+
+    #[test]
+    fn a_member_goes_and_the_others_stay_as_they_are() {
+        let object = raw(r#"{ "z": 1.50, "a\"b" : {"a":1e2 }, "x":"old" }"#);
+        assert_eq!(without_member(&object, "x").unwrap().get(), r#"{"z":1.50,"a\"b":{"a":1e2 }}"#);
+        assert_eq!(without_member(&raw(r#"{"x":1}"#), "x").unwrap().get(), "{}");
     }
 
     #[test]

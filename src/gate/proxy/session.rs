@@ -36,7 +36,15 @@ pub struct Session {
 pub struct Sessions {
     pub world: World,
     pub ring: KeyRing,
+    /// See [`context`].
+    pub context: String,
     pub lifetime_ms: u64,
+}
+
+/// A session is one before this upstream: another that is served with the same keys must not be asked with an id that it
+/// did not issue, which may be another client's there.
+pub fn context(upstream: &str) -> String {
+    format!("{CONTEXT}:{}", hex::encode(Sha256::digest(upstream)))
 }
 
 impl Sessions {
@@ -53,7 +61,7 @@ impl Sessions {
         plain.extend_from_slice(&now.saturating_add(self.lifetime_ms).to_be_bytes());
         plain.extend_from_slice(&self.world.random::<16>());
         plain.extend_from_slice(id.as_bytes());
-        Some(URL_SAFE_NO_PAD.encode(self.ring.seal(&self.world, CONTEXT, &plain)))
+        Some(URL_SAFE_NO_PAD.encode(self.ring.seal(&self.world, &self.context, &plain)))
     }
 
     /// `None` for every token that is not sealed by the ring, or over: the caller learns no more.
@@ -61,7 +69,7 @@ impl Sessions {
         if token.len() > MAX_TOKEN {
             return None;
         }
-        let plain = self.ring.open(CONTEXT, &URL_SAFE_NO_PAD.decode(token).ok()?).ok()?;
+        let plain = self.ring.open(&self.context, &URL_SAFE_NO_PAD.decode(token).ok()?).ok()?;
         let (&version, rest) = plain.split_first()?;
         let (issued, rest) = rest.split_first_chunk::<8>()?;
         let (expires, rest) = rest.split_first_chunk::<8>()?;
@@ -106,7 +114,7 @@ mod tests {
     fn sessions() -> Sessions {
         let (world, _) = machine::world();
         let ring = KeyRing::ephemeral(&world);
-        Sessions { world, ring, lifetime_ms: 60_000 }
+        Sessions { world, ring, context: context("http://a/mcp"), lifetime_ms: 60_000 }
     }
 
     #[test]
@@ -130,6 +138,8 @@ mod tests {
         let here = sessions();
         let token = here.issue(Some("upstream-1")).unwrap();
         assert!(sessions().open(&token).is_none(), "another ring");
+        let before_another = Sessions { context: context("http://b/mcp"), ..here.clone() };
+        assert!(before_another.open(&token).is_none(), "another upstream");
         let bytes = URL_SAFE_NO_PAD.decode(&token).unwrap();
         for i in 0..bytes.len() {
             let mut changed = bytes.clone();

@@ -42,6 +42,8 @@ const STREAM_AFTER: Duration = Duration::from_millis(250);
 /// Messages that wait for a client to take them.
 const WAITING: usize = 64;
 const MAX_LOG_LINE: usize = 8 * 1_024;
+/// Calls without an answer and without anybody who waits for it.
+const MAX_FORGOTTEN: usize = 1_024;
 
 #[derive(Clone)]
 pub struct ChildSettings {
@@ -104,6 +106,10 @@ impl Child {
         child
     }
 
+    pub(super) fn name(&self) -> String {
+        self.settings.command.join("\0")
+    }
+
     fn table(&self) -> MutexGuard<'_, Table> {
         self.table.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -150,7 +156,7 @@ impl Child {
             Ok(Incoming::One(Envelope::Request { id, method, params })) => (id, method, params),
             Ok(Incoming::One(envelope)) => {
                 let process = self.process(&ask, "").await?.0;
-                process.tell(&ask.body, &envelope).await?;
+                process.tell(&ask.body, &envelope, ask.client.as_deref()).await?;
                 return Ok(empty(StatusCode::ACCEPTED));
             }
             Ok(Incoming::Batch(_)) => {
@@ -164,7 +170,8 @@ impl Child {
             self.table().greeting.get_or_insert_with(|| ask.body.clone());
         }
         let takes = access::accept(&ask.headers);
-        let mut call = process.call(&ask.body, &id, &method, params.as_deref(), takes.stream).await?;
+        let asked = Asked { streams: takes.stream, sold: ask.sold, client: ask.client.clone() };
+        let mut call = process.call(&ask.body, &id, params.as_deref(), asked).await?;
         let patience = if takes.stream { STREAM_AFTER } else { self.settings.timeout };
         let first = match timeout(patience, call.recv()).await {
             Ok(Some(first)) => Some(first),
@@ -220,7 +227,7 @@ impl Child {
             return Ok((self.of_session(ask.session.as_deref().ok_or(UpstreamError::NoSession)?)?, None));
         }
         let id = hex::encode(self.settings.world.random::<16>());
-        let process = self.start(false)?;
+        let process = self.start(false, ask.source.as_deref())?;
         self.table().sessions.insert(id.clone(), process.clone());
         Ok((process, Some(id)))
     }
@@ -234,8 +241,14 @@ impl Child {
             }
             let greeting = table.greeting.clone();
             drop(table);
-            let process = self.start(true)?;
-            self.table().shared = Some(process.clone());
+            let process = self.start(true, None)?;
+            let mut table = self.table();
+            // Another request found it dead, too.
+            if let Some(first) = table.shared.as_ref().filter(|first| !first.gone.is_cancelled()) {
+                process.end.cancel();
+                return Ok(first.clone());
+            }
+            table.shared = Some(process.clone());
             (process, greeting)
         };
         if let Some(greeting) = greeting {
@@ -244,10 +257,13 @@ impl Child {
         Ok(process)
     }
 
-    fn start(self: &Arc<Self>, shared: bool) -> Result<Arc<Process>, UpstreamError> {
+    fn start(self: &Arc<Self>, shared: bool, source: Option<&str>) -> Result<Arc<Process>, UpstreamError> {
         let mut table = self.table();
+        if table.not_before.is_some_and(|then| Instant::now() < then) {
+            return Err(UpstreamError::Busy);
+        }
         let running = table.sessions.values().filter(|process| !process.gone.is_cancelled()).count();
-        if running >= self.settings.max_processes || table.not_before.is_some_and(|then| Instant::now() < then) {
+        if running >= self.settings.max_processes && (shared || !table.make_room(source)) {
             return Err(UpstreamError::Busy);
         }
         let (program, arguments) = self.settings.command.split_first().ok_or(UpstreamError::Gone)?;
@@ -279,6 +295,7 @@ impl Child {
         let (lines, to_write) = mpsc::channel(WAITING);
         let process = Arc::new(Process {
             shared,
+            source: source.map(ToOwned::to_owned),
             lines,
             calls: Mutex::default(),
             gone: CancellationToken::new(),
@@ -307,6 +324,25 @@ impl Child {
 }
 
 impl Table {
+    /// Where one source has more sessions than the newcomer's would have, its longest unused one ends: nobody keeps the
+    /// others out by beginning sessions.
+    fn make_room(&mut self, newcomer: Option<&str>) -> bool {
+        let mut of_source: BTreeMap<Option<&str>, usize> = BTreeMap::new();
+        for process in self.sessions.values() {
+            *of_source.entry(process.source.as_deref()).or_default() += 1;
+        }
+        let own = of_source.get(&newcomer).copied().unwrap_or_default();
+        let Some((greedy, most)) = of_source.into_iter().max_by_key(|(_, count)| *count) else { return false };
+        if most <= own + 1 {
+            return false;
+        }
+        let of_greedy = self.sessions.iter().filter(|(_, process)| process.source.as_deref() == greedy);
+        let unused = of_greedy.min_by_key(|(_, process)| process.calls().used).map(|(id, _)| id.clone());
+        let Some(ended) = unused.and_then(|id| self.sessions.remove(&id)) else { return false };
+        ended.end.cancel();
+        true
+    }
+
     fn died(&mut self, lived: Duration) {
         self.short_lives = if lived < LIVED { self.short_lives.saturating_add(1) } else { 0 };
         self.not_before = match self.short_lives {
@@ -372,6 +408,8 @@ async fn log(stderr: impl AsyncRead + Unpin) {
 
 struct Process {
     shared: bool,
+    /// Where the client is that began it.
+    source: Option<String>,
     lines: mpsc::Sender<Bytes>,
     calls: Mutex<Calls>,
     /// It runs no more.
@@ -402,9 +440,19 @@ struct Open {
     /// The client's own id and progress token, where the process was given others.
     own: Option<(Box<RawValue>, Option<Box<RawValue>>)>,
     /// The client's own id, canonical.
-    client: String,
+    id: String,
     token: Option<String>,
+    asked: Asked,
+}
+
+/// For whom, and how.
+struct Asked {
+    /// Its answer may come as a stream.
     streams: bool,
+    /// See [`Ask::sold`].
+    sold: bool,
+    /// See [`Ask::client`].
+    client: Option<String>,
 }
 
 enum Said {
@@ -419,6 +467,18 @@ impl Calls {
         self.open.clear();
         self.tokens.clear();
         self.listener = None;
+    }
+
+    /// Calls that nobody waits for any more, when there are many: the process may never answer them.
+    fn forget(&mut self) {
+        if self.open.len() < MAX_FORGOTTEN {
+            return;
+        }
+        let gone: Vec<String> =
+            self.open.iter().filter(|(_, open)| open.said.is_closed()).map(|(key, _)| key.clone()).collect();
+        for key in gone {
+            self.close(&key);
+        }
     }
 
     fn close(&mut self, key: &str) -> Option<Open> {
@@ -441,7 +501,9 @@ impl Process {
 
     fn unused_for(&self, idle: Duration) -> bool {
         let calls = self.calls();
-        calls.open.is_empty() && calls.listener.is_none() && calls.used.is_some_and(|used| used.elapsed() >= idle)
+        // Nobody waits any more for a call that took too long.
+        let waited_for = calls.open.values().any(|open| !open.said.is_closed());
+        !waited_for && calls.listener.is_none() && calls.used.is_some_and(|used| used.elapsed() >= idle)
     }
 
     /// Writes a request, whose answer comes out of the channel. Where several clients share the process, it gets an id
@@ -450,9 +512,8 @@ impl Process {
         self: &Arc<Self>,
         body: &Bytes,
         id: &RawValue,
-        method: &str,
         params: Option<&RawValue>,
-        streams: bool,
+        asked: Asked,
     ) -> Result<mpsc::Receiver<Said>, UpstreamError> {
         let (said, answers) = mpsc::channel(WAITING);
         let token = params.and_then(|p| json::member(p, "_meta")).and_then(|m| json::member(m, "progressToken"));
@@ -463,9 +524,10 @@ impl Process {
             }
             calls.used = Some(Instant::now());
             calls.asked += 1;
-            let client = key(id);
+            calls.forget();
+            let id_key = key(id);
             let (at, token_key, line, own) = match self.shared {
-                false => (client.clone(), token.map(key), None, None),
+                false => (id_key.clone(), token.map(key), None, None),
                 true => {
                     let ours = calls.asked.to_string();
                     let line = renamed(body, id, token, &ours).ok_or(UpstreamError::Gone)?;
@@ -479,26 +541,26 @@ impl Process {
             if let Some(token) = &token_key {
                 calls.tokens.insert(token.clone(), at.clone());
             }
-            calls.open.insert(at, Open { said, own, client, token: token_key, streams });
+            calls.open.insert(at, Open { said, own, id: id_key, token: token_key, asked });
             line
         };
-        let _ = method;
         let line = line.unwrap_or_else(|| String::from_utf8_lossy(body).into_owned());
         self.write(line).await?;
         Ok(answers)
     }
 
     /// Writes a notification or a response.
-    async fn tell(&self, body: &Bytes, envelope: &Envelope) -> Result<(), UpstreamError> {
+    async fn tell(&self, body: &Bytes, envelope: &Envelope, client: Option<&str>) -> Result<(), UpstreamError> {
         let mut line = String::from_utf8_lossy(body).into_owned();
         if self.shared
             && let Envelope::Notification { method, params: Some(params) } = envelope
             && method == "notifications/cancelled"
         {
-            // Whose request it is cannot be told from its id alone, which several clients may use at once.
-            let Some(id) = json::member(params, "requestId") else { return Ok(()) };
+            // Several clients may use an id at once, and each withdraws its own alone.
+            let (Some(id), Some(client)) = (json::member(params, "requestId"), client) else { return Ok(()) };
             let calls = self.calls();
-            let mut fitting = calls.open.iter().filter(|(_, open)| open.client == key(id));
+            let is_own = |open: &Open| open.asked.client.as_deref() == Some(client) && open.id == key(id);
+            let mut fitting = calls.open.iter().filter(|(_, open)| is_own(open));
             let (Some((ours, _)), None) = (fitting.next(), fitting.next()) else { return Ok(()) };
             let raw: &RawValue = serde_json::from_slice(body).map_err(|_| UpstreamError::Gone)?;
             let place = json::member(raw, "params").and_then(|p| json::member(p, "requestId"));
@@ -517,12 +579,13 @@ impl Process {
 
     /// A new shared process is begun as its predecessor was; nobody waits for the answer.
     async fn greet(self: &Arc<Self>, greeting: &Bytes) {
-        let Ok(Incoming::One(Envelope::Request { id, method, params })) =
+        let Ok(Incoming::One(Envelope::Request { id, params, .. })) =
             Envelope::parse(greeting, Limits { bytes: greeting.len(), depth: MAX_DEPTH })
         else {
             return;
         };
-        let answers = self.call(greeting, &id, &method, params.as_deref(), false).await;
+        let asked = Asked { streams: false, sold: false, client: None };
+        let answers = self.call(greeting, &id, params.as_deref(), asked).await;
         if let Ok(mut answers) = answers
             && let Ok(Some(_)) = timeout(GRACE, answers.recv()).await
         {
@@ -565,7 +628,7 @@ impl Process {
                     let calls = self.calls();
                     let open = calls.open.get(calls.tokens.get(&token)?)?;
                     let own = open.own.as_ref().and_then(|(_, token)| token.clone());
-                    open.streams.then(|| (open.said.clone(), own))
+                    open.asked.streams.then(|| (open.said.clone(), own))
                 });
                 let Some((said, own)) = to else { return };
                 let text = match own {
@@ -582,7 +645,25 @@ impl Process {
                 let _ = self.write(envelope::error_response(Some(&id), &error)).await;
             }
             Envelope::Notification { .. } if self.shared => {}
+            Envelope::Notification { .. } if self.sells() => self.beside_sold(text).await,
             Envelope::Request { .. } | Envelope::Notification { .. } => self.beside(text).await,
+        }
+    }
+
+    fn sells(&self) -> bool {
+        self.calls().open.values().any(|open| open.asked.sold)
+    }
+
+    /// What it writes while it works on something that is not paid yet may be of the output: it waits there for the
+    /// settlement, or is let go where the answer is no stream.
+    async fn beside_sold(&self, text: String) {
+        let sold = {
+            let calls = self.calls();
+            let mut sold = calls.open.values().filter(|open| open.asked.sold && open.asked.streams);
+            sold.next_back().map(|open| open.said.clone())
+        };
+        if let Some(sold) = sold {
+            let _ = sold.send(Said::Beside(text)).await;
         }
     }
 
@@ -595,7 +676,7 @@ impl Process {
             }
             self.calls().listener = None;
         }
-        let call = self.calls().open.values().rev().find(|open| open.streams).map(|open| open.said.clone());
+        let call = self.calls().open.values().rev().find(|open| open.asked.streams).map(|open| open.said.clone());
         if let Some(call) = call
             && call.send(Said::Beside(text.clone())).await.is_ok()
         {
@@ -666,4 +747,45 @@ fn typed(kind: &'static str) -> HeaderMap {
     let mut headers = HeaderMap::new();
     headers.insert(CONTENT_TYPE, HeaderValue::from_static(kind));
     headers
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn process(source: &str, used: Instant) -> Arc<Process> {
+        let (lines, _) = mpsc::channel(1);
+        let calls = Mutex::new(Calls { used: Some(used), ..Calls::default() });
+        let (gone, end) = (CancellationToken::new(), CancellationToken::new());
+        Arc::new(Process { shared: false, source: Some(source.to_owned()), lines, calls, gone, end, max_line: 1 })
+    }
+
+    #[tokio::test]
+    async fn nobody_keeps_the_others_out_by_beginning_sessions() {
+        let mut table = Table::default();
+        let start = Instant::now();
+        for n in 0..4u64 {
+            table.sessions.insert(format!("greedy-{n}"), process("greedy", start + Duration::from_secs(n ^ 1)));
+        }
+        assert!(!table.make_room(Some("greedy")), "it has as many as it gets");
+        assert!(table.make_room(Some("modest")));
+        assert!(!table.sessions.contains_key("greedy-1"), "its longest unused one ends");
+        table.sessions.insert("modest-0".to_owned(), process("modest", start));
+        assert!(table.make_room(Some("modest")));
+        assert!(table.sessions.contains_key("modest-0") && !table.sessions.contains_key("greedy-0"));
+        table.sessions.insert("modest-1".to_owned(), process("modest", start));
+        assert!(!table.make_room(Some("modest")), "both have the same");
+        assert!(!table.make_room(Some("greedy")));
+    }
+
+    #[tokio::test]
+    async fn a_call_that_nobody_waits_for_keeps_no_process_alive() {
+        let process = process("a", Instant::now());
+        let (said, waiting) = mpsc::channel(1);
+        let asked = Asked { streams: false, sold: false, client: None };
+        process.calls().open.insert("1".to_owned(), Open { said, own: None, id: "1".to_owned(), token: None, asked });
+        assert!(!process.unused_for(Duration::ZERO));
+        drop(waiting);
+        assert!(process.unused_for(Duration::ZERO));
+    }
 }

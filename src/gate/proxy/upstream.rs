@@ -26,6 +26,7 @@ pub enum Upstream {
 }
 
 pub struct HttpUpstream {
+    name: String,
     client: Client,
     target: Target,
     /// The value of `Authorization`, where the operator gave one.
@@ -55,9 +56,16 @@ impl UpstreamError {
 }
 
 /// One HTTP request towards it, with what the client may have passed on.
+#[derive(Default)]
 pub struct Ask {
     pub method: Method,
     pub headers: HeaderMap,
+    /// Stands for the client's session here.
+    pub client: Option<String>,
+    /// Where the client is.
+    pub source: Option<String>,
+    /// Its answer waits for a settlement, and so do the texts beside it.
+    pub sold: bool,
     /// The upstream's own session id.
     pub session: Option<String>,
     /// The upstream's own event id.
@@ -79,6 +87,14 @@ pub enum ReplyBody {
 }
 
 impl Upstream {
+    /// What it is, as every gate in front of it says it.
+    pub fn name(&self) -> String {
+        match self {
+            Upstream::Http(http) => http.name.clone(),
+            Upstream::Child(child) => child.name(),
+        }
+    }
+
     pub async fn ask(&self, ask: Ask) -> Result<Reply, UpstreamError> {
         match self {
             Upstream::Http(http) => http.ask(ask).await,
@@ -95,11 +111,11 @@ impl HttpUpstream {
         timeout: Duration,
     ) -> Result<HttpUpstream, HttpError> {
         let uri: http::Uri = url.as_str().parse().map_err(|_| HttpError::Refused("url"))?;
-        Ok(HttpUpstream { target: client.target(&uri)?, client, auth_header, timeout })
+        Ok(HttpUpstream { name: url.to_string(), target: client.target(&uri)?, client, auth_header, timeout })
     }
 
     async fn ask(&self, ask: Ask) -> Result<Reply, UpstreamError> {
-        let Ask { method, headers: head, session, last_event, body } = ask;
+        let Ask { method, headers: head, session, last_event, body, .. } = ask;
         let mut request = http::Request::new(body);
         *request.method_mut() = method;
         *request.headers_mut() = head;
