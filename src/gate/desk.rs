@@ -218,6 +218,8 @@ fn check(prices: &Prices, claims: &Claims, has_facilitator: impl Fn(&Network) ->
 /// Where a known payment's claim leads.
 enum Step {
     Told(Told),
+    /// The store does not say what became of the payment, but for this receipt.
+    Unreadable(Option<Box<RawValue>>),
     /// It changed hands: look again.
     Again,
     /// As an unknown one.
@@ -240,6 +242,13 @@ impl Gate {
             if let Some(Ok(payment)) = &payment {
                 match self.known(ask, payment, &mut handler, &mut trial, deadline).await {
                     Step::Told(told) => return told,
+                    Step::Unreadable(receipt) => {
+                        let receipt = receipt.as_deref();
+                        return match own {
+                            Some(withheld) => Told::withheld(ask.request.kind, withheld, receipt),
+                            None => Told::unreadable("store_unavailable", receipt),
+                        };
+                    }
                     Step::Again => continue,
                     Step::Check => {}
                 }
@@ -281,7 +290,10 @@ impl Gate {
                 Err(reason) => return self.rejected(ask, &sheet, Some(payment), &reason, None),
             };
             let Some(run) = handler.take() else { break };
-            match self.sell(order, run, trial.take()).await {
+            let Some(sold) = self.sell(order, run, trial.take()).await else {
+                return Told::withheld(ask.request.kind, Withheld::SettlementUnknown, None);
+            };
+            match sold {
                 Err(known) => handler = Some(known.handler),
                 Ok(Sold::Withheld(withheld)) => own = Some(withheld),
                 Ok(Sold::Challenge(reason)) => {
@@ -312,14 +324,14 @@ impl Gate {
         let claim = match claims.look(&payment.identity).await {
             Ok(Some(claim)) => claim,
             Ok(None) => return Step::Check,
-            Err(error) => return Step::Told(unreadable(&error)),
+            Err(error) => return unreadable(&error, None),
         };
         let receipt = claim.receipt.as_deref();
         let theirs = claim.state == State::Settled && claim.proven_by(&proof) && claim.is_for(&ask.call);
         let stored = match theirs && !claim.leased {
             true => match claims.answer(&claim.identity, &ask.call.round).await {
                 Ok(stored) => stored,
-                Err(error) => return Step::Told(unreadable(&error)),
+                Err(error) => return unreadable(&error, receipt),
             },
             false => None,
         };
@@ -330,11 +342,11 @@ impl Gate {
                 Ok(Again::NotUsed) => Step::Check,
                 Ok(Again::Settled) => Step::Again,
                 Ok(Again::Busy) => self.wait(&claim, kind, deadline).await,
-                Err(error) => Step::Told(unreadable(&error)),
+                Err(error) => unreadable(&error, receipt),
             },
             Next::Stored => match (stored, receipt) {
                 (Some(answer), Some(receipt)) => Step::Told(Told::with_receipt("stored_answer", &answer, receipt)),
-                _ => Step::Told(Told::internal("internal")),
+                _ => Step::Told(Told::unreadable("internal", receipt)),
             },
             Next::Wait => self.wait(&claim, kind, deadline).await,
             Next::Run { counts } => self.run_again(ask, &claim, counts, handler).await,
@@ -366,7 +378,7 @@ impl Gate {
         let (Some(run), Some(receipt)) = (handler.take(), claim.receipt.clone()) else {
             return Step::Told(Told::withheld(kind, Withheld::InProgress, claim.receipt.as_deref()));
         };
-        let (seller, identity, call) = (self.0.seller.clone(), claim.identity, ask.call);
+        let (seller, identity, call, paid) = (self.0.seller.clone(), claim.identity, ask.call, receipt.clone());
         let done = self.in_a_task(async move {
             match seller.claims.take(&identity, State::Settled, counts).await {
                 Ok(Some(lease)) => Ok(Ok(seller.run_paid(&lease, receipt, &call, run).await)),
@@ -381,8 +393,8 @@ impl Gate {
                 *handler = Some(run);
                 Step::Again
             }
-            Some(Err(error)) => Step::Told(unreadable(&error)),
-            None => Step::Told(Told::internal("internal")),
+            Some(Err(error)) => unreadable(&error, Some(&paid)),
+            None => Step::Told(Told::unreadable("internal", Some(&paid))),
         }
     }
 
@@ -409,7 +421,12 @@ impl Gate {
     ) -> Told {
         let changed = sheet.altered.and_then(|altered| altered.item.as_ref());
         let shown = changed.or_else(|| sheet.stock.shown.same(sheet.item)).filter(|item| !item.offers.is_empty());
-        let Some(shown) = shown else { return Told::internal("not_on_offer") };
+        let Some(shown) = shown else {
+            return match reason {
+                Reason::AlreadySettled => Told::unreadable("not_on_offer", receipt),
+                _ => Told::internal("not_on_offer"),
+            };
+        };
         if let Some(changed) = changed {
             self.0.quotes.remember(&ask.call, changed, self.0.world.unix_ms());
         }
@@ -468,7 +485,8 @@ impl Gate {
         })
     }
 
-    async fn sell(&self, order: Order, handler: Handler, trial: Option<Trial>) -> Result<Sold, Known> {
+    /// `None`: it was cut off with the process, perhaps in the middle of a settlement.
+    async fn sell(&self, order: Order, handler: Handler, trial: Option<Trial>) -> Option<Result<Sold, Known>> {
         let (seller, gate) = (self.0.seller.clone(), self.clone());
         let done = self.in_a_task(async move {
             let sold = seller.sell(&order, handler).await;
@@ -483,7 +501,7 @@ impl Gate {
             }
             sold
         });
-        done.await.unwrap_or(Ok(Sold::Internal("a sale was cut off")))
+        done.await
     }
 
     /// `None`: the task was ended with the process.
@@ -517,9 +535,9 @@ impl Drop for Running {
     }
 }
 
-fn unreadable(error: &ClaimError) -> Told {
+fn unreadable(error: &ClaimError, receipt: Option<&RawValue>) -> Step {
     tracing::error!(%error, "a payment's claim could not be read");
-    Told::internal("store_unavailable")
+    Step::Unreadable(receipt.map(ToOwned::to_owned))
 }
 
 /// What a facilitator says of a settlement that failed.

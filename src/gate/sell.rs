@@ -278,8 +278,7 @@ impl Sale<'_> {
             Ok(Ok(Verdict::Invalid(reason))) => {
                 return match self.take(Arrow::REFUSED, Change { reason: Some(&reason), ..Change::default() }).await {
                     Err(sold) => sold,
-                    Ok(()) if self.first => Sold::Challenge(Reason::Facilitator(reason)),
-                    Ok(()) => Sold::Withheld(Withheld::SettlementUnknown),
+                    Ok(()) => self.unless_settled(Sold::Challenge(Reason::Facilitator(reason))),
                 };
             }
             Ok(Err(error)) => {
@@ -287,7 +286,7 @@ impl Sale<'_> {
                 let change = Change { reason: Some("verify_unavailable"), ..Change::default() };
                 return match self.take(Arrow::RELEASE, change).await {
                     Err(sold) => sold,
-                    Ok(()) => Sold::Unverified,
+                    Ok(()) => self.unless_settled(Sold::Unverified),
                 };
             }
         }
@@ -317,7 +316,7 @@ impl Sale<'_> {
             let change = Change { reason: Some("facilitator_rests"), ..Change::default() };
             return match self.take(Arrow::RELEASE, change).await {
                 Err(sold) => sold,
-                Ok(()) => Sold::Unverified,
+                Ok(()) => self.unless_settled(Sold::Unverified),
             };
         }
         match self.settle(None, Arrow::SETTLED_AND_RUNS).await {
@@ -330,7 +329,11 @@ impl Sale<'_> {
     async fn settle(&self, answer: Option<Answer<'_>>, yes: Arrow) -> Result<Box<RawValue>, Sold> {
         let question = Question::new(&self.order.payment.raw, &self.order.offer.raw);
         let change = Change { settle_request: Some(question.bytes()), answer, ..Change::default() };
-        self.take(Arrow::SETTLE, change).await?;
+        match self.seller.claims.advance(&self.lease, Arrow::SETTLE, change).await {
+            Ok(Ok(())) => {}
+            Ok(Err(Lost)) => return Err(Sold::Withheld(Withheld::InProgress)),
+            Err(error) => return Err(self.not_begun(&error).await),
+        }
         let (network, payer) = (&self.order.offer.network, self.order.payment.payer());
         let mut repeated = false;
         loop {
@@ -367,6 +370,27 @@ impl Sale<'_> {
         }
     }
 
+    /// The arrow before `/settle` failed. This holder does not call it; but where the arrow may be in the store, the
+    /// sweep does, once the lease is over. Nothing is promised that giving the claim back did not prove: it waits for
+    /// the row's lock, so also for a statement that is still under way.
+    async fn not_begun(&self, error: &ClaimError) -> Sold {
+        let change = Change { reason: Some("settle_not_begun"), ..Change::default() };
+        let given_back = self.seller.claims.advance(&self.lease, Arrow::RELEASE, change).await;
+        match given_back {
+            Ok(Ok(())) => return self.unless_settled(broken(error)),
+            Err(_) if error.wrote_nothing() => return self.unless_settled(broken(error)),
+            Ok(Err(Lost)) | Err(_) => {}
+        }
+        tracing::error!(%error, claim = self.lease.identity.short(), "it is not known whether a settle was begun");
+        let _ = self.take(Arrow::LOST, Change { reason: Some("settle_not_sent"), ..Change::default() }).await;
+        Sold::Withheld(Withheld::SettlementUnknown)
+    }
+
+    /// What says that nothing was charged, or asks for more, is said only of a payment of which no settle ever went out.
+    fn unless_settled(&self, sold: Sold) -> Sold {
+        if self.first { sold } else { Sold::Withheld(Withheld::SettlementUnknown) }
+    }
+
     async fn holding<T>(&self, work: impl Future<Output = T>) -> Result<T, Lost> {
         self.seller.holding(&self.lease, work).await
     }
@@ -375,7 +399,7 @@ impl Sale<'_> {
         match self.seller.claims.advance(&self.lease, arrow, change).await {
             Ok(Ok(())) => Ok(()),
             Ok(Err(Lost)) => Err(Sold::Withheld(Withheld::InProgress)),
-            Err(error) => Err(broken(&error)),
+            Err(error) => Err(self.unless_settled(broken(&error))),
         }
     }
 }
@@ -393,7 +417,7 @@ mod tests {
     use serde_json::json;
 
     use super::super::Kind;
-    use super::super::claims::tests::{Hands, world};
+    use super::super::claims::tests::{Hands, in_file, world};
     use super::super::claims::{Kept, State, Terms};
     use super::super::payment::tests::{good, offer};
     use super::super::sweep::{Chains, Resolved};
@@ -417,7 +441,7 @@ mod tests {
         heard: Arc<Mutex<Vec<(String, String)>>>,
         runs: Arc<AtomicU32>,
         clock: Arc<Hands>,
-        _dir: tempfile::TempDir,
+        dir: tempfile::TempDir,
     }
 
     /// A facilitator that answers `/verify` so, and `/settle` with these in turn (the last one stays).
@@ -449,7 +473,7 @@ mod tests {
         let claims = Claims::open_sqlite(&dir.path().join("c"), world, ring, Terms::default()).await.unwrap();
         let facilitators = BTreeMap::from([("stellar:testnet".parse().unwrap(), Guarded::new(facilitator))]);
         let seller = Seller { claims, facilitators, settings: Settings::default() };
-        Scene { seller, heard, runs: Arc::default(), clock, _dir: dir }
+        Scene { seller, heard, runs: Arc::default(), clock, dir }
     }
 
     fn output() -> Ran {
@@ -585,6 +609,49 @@ mod tests {
         assert_eq!(scene.claim().await.state, State::Failed);
         assert!(matches!(scene.sell(false, output()).await, Sold::Withheld(Withheld::SettlementUnknown)));
         assert_eq!(scene.claim().await.state, State::Unknown);
+    }
+
+    #[tokio::test]
+    async fn a_settle_that_may_have_been_begun_promises_nothing() {
+        let unknown = |sold: &Sold| matches!(sold, Sold::Withheld(Withheld::SettlementUnknown));
+        for upfront in [false, true] {
+            // It is in the store, and its answer was lost: the sweep settles it.
+            let scene = scene((200, VALID), &[(200, &yes())]).await;
+            scene.seller.claims.lose(State::Settling, true);
+            let sold = scene.sell(upfront, output()).await;
+            assert!(unknown(&sold), "{sold:?}");
+            assert!(scene.settles().is_empty());
+            assert_eq!(scene.claim().await.state, State::Unknown);
+            assert_eq!(scene.sweep(6).await, [Resolved::Settled]);
+            assert_eq!(scene.settles().len(), 1);
+            // It is not there, and never will be.
+            let scene = self::scene((200, VALID), &[(200, &yes())]).await;
+            scene.seller.claims.lose(State::Settling, false);
+            assert!(matches!(scene.sell(upfront, output()).await, Sold::Internal(_)));
+            assert_eq!(scene.claim().await.state, State::Released);
+            // It is not there, which nobody can know.
+            let scene = self::scene((200, VALID), &[(200, &yes())]).await;
+            scene.seller.claims.lose(State::Settling, false);
+            scene.seller.claims.lose(State::Released, false);
+            assert!(unknown(&scene.sell(upfront, output()).await));
+            // The store itself took it back.
+            let scene = self::scene((200, VALID), &[(200, &yes())]).await;
+            let refuses = "CREATE TRIGGER t BEFORE UPDATE ON claims WHEN NEW.state = 'settling' BEGIN SELECT RAISE(ABORT, 'no'); END";
+            in_file(&scene.dir.path().join("c"), refuses).await;
+            scene.seller.claims.lose(State::Released, false);
+            assert!(matches!(scene.sell(upfront, output()).await, Sold::Internal(_)));
+            assert_eq!(scene.settles().len(), 0);
+        }
+    }
+
+    #[tokio::test]
+    async fn of_a_payment_that_was_settled_once_nothing_is_promised() {
+        let no = r#"{"success":false,"errorReason":"invalid_exact_stellar_payload_wrong_amount","transaction":"","network":"stellar:testnet"}"#;
+        let scene = scene((200, VALID), &[(200, no)]).await;
+        assert!(matches!(scene.sell(false, output()).await, Sold::Challenge(_)));
+        scene.seller.claims.lose(State::Settling, false);
+        let sold = scene.sell(false, output()).await;
+        assert!(matches!(sold, Sold::Withheld(Withheld::SettlementUnknown)), "{sold:?}");
     }
 
     #[tokio::test]

@@ -29,7 +29,24 @@ impl Told {
     pub fn internal(outcome: &'static str) -> Told {
         Told::error(
             outcome,
-            RpcError::internal("The payment could not be handled: nothing was charged by this request"),
+            RpcError::internal(
+                "The payment could not be handled, and nothing was charged by this request: repeat it later with the \
+                 same payment",
+            ),
+        )
+    }
+
+    /// A fault of ours about a payment that may have settled, or has: nothing is promised, and the receipt is there.
+    pub fn unreadable(outcome: &'static str, receipt: Option<&RawValue>) -> Told {
+        let text = "What became of this payment cannot be told now. Do not pay again: repeat the request later with the \
+                    same payment";
+        let error = RpcError::internal(text);
+        Told::error(
+            outcome,
+            match receipt {
+                Some(receipt) => with_data(error, receipt),
+                None => error,
+            },
         )
     }
 
@@ -101,7 +118,7 @@ impl Told {
         let result = shared.as_deref().unwrap_or(result);
         match with_receipt(result, receipt) {
             Some(result) => Told { outcome, answer: Answer::Result(result) },
-            None => Told::internal("internal"),
+            None => Told::unreadable("internal", Some(receipt)),
         }
     }
 

@@ -37,11 +37,22 @@ use crate::seal::KeyRing;
 
 #[derive(Debug, thiserror::Error)]
 pub enum ClaimError {
+    /// A change may have been written all the same.
     #[error(transparent)]
     Store(#[from] LedgerError),
+    /// Nothing was written, and nothing will be.
+    #[error("{0} (nothing was written)")]
+    NotWritten(LedgerError),
     /// A sealed body of this row cannot be opened: its key left the ring, or the row was altered.
     #[error("a sealed body of claim {0} cannot be opened")]
     Sealed(String),
+}
+
+impl ClaimError {
+    /// Whether a change is certainly not in the store.
+    pub fn wrote_nothing(&self) -> bool {
+        matches!(self, ClaimError::NotWritten(_) | ClaimError::Store(LedgerError::Busy) | ClaimError::Sealed(_))
+    }
 }
 
 /// Whoever holds it is the one that works on the claim. Its token is no secret of anybody's, but is shown nowhere.
@@ -269,6 +280,8 @@ pub struct Claims {
     world: World,
     ring: KeyRing,
     terms: Terms,
+    #[cfg(test)]
+    lost: std::sync::Mutex<Vec<(State, bool)>>,
 }
 
 enum Store {
@@ -314,14 +327,31 @@ impl Claims {
     #[cfg(feature = "sqlite")]
     pub async fn open_sqlite(path: &Path, world: World, ring: KeyRing, terms: Terms) -> Result<Claims, ClaimError> {
         let store = Store::Sqlite(sqlite::Sqlite::open(path, world.clone()).await?);
-        Ok(Claims { store, world, ring, terms })
+        Ok(Claims::on(store, world, ring, terms))
     }
 
     /// Any number of replicas. A schema that is not this program's is refused (`tollway migrate`).
     #[cfg(feature = "postgres")]
     pub async fn connect(database: &Database, world: World, ring: KeyRing, terms: Terms) -> Result<Claims, ClaimError> {
         let store = Store::Postgres(postgres::Postgres::connect(database).await?);
-        Ok(Claims { store, world, ring, terms })
+        Ok(Claims::on(store, world, ring, terms))
+    }
+
+    fn on(store: Store, world: World, ring: KeyRing, terms: Terms) -> Claims {
+        Claims {
+            store,
+            world,
+            ring,
+            terms,
+            #[cfg(test)]
+            lost: std::sync::Mutex::default(),
+        }
+    }
+
+    /// From now on the store's answer to an arrow to this state is lost, whether or not it was `written`.
+    #[cfg(test)]
+    pub(super) fn lose(&self, to: State, written: bool) {
+        self.lost.lock().unwrap().push((to, written));
     }
 
     pub fn terms(&self) -> &Terms {
@@ -367,7 +397,8 @@ impl Claims {
         Ok(if held { Ok(()) } else { Err(Lost) })
     }
 
-    /// Takes an arrow. An error leaves open whether it was taken; the same call again is safe only after [`Claims::look`].
+    /// Takes an arrow. An error leaves open whether it was taken, unless it says so ([`ClaimError::wrote_nothing`]); the
+    /// same call again is safe only after [`Claims::look`].
     pub async fn advance(
         &self,
         lease: &Lease,
@@ -397,6 +428,16 @@ impl Claims {
             again_in_ms: change.again_in.map_or(AGAIN_MS, millis),
             answers_ms: millis(self.terms.answers),
         };
+        #[cfg(test)]
+        {
+            let lost = self.lost.lock().unwrap().iter().find(|(to, _)| *to == arrow.to).map(|(_, written)| *written);
+            if let Some(is_written) = lost {
+                if is_written {
+                    on!(self, store => store.advance(lease, &written).await)?;
+                }
+                return Err(LedgerError::Unavailable("its answer was lost".into()).into());
+            }
+        }
         let taken = on!(self, store => store.advance(lease, &written).await)?;
         Ok(if taken { Ok(()) } else { Err(Lost) })
     }

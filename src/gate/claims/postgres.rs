@@ -10,7 +10,7 @@ use tokio_postgres::types::{FromSql, ToSql, Type};
 use tokio_postgres::{Error, Row};
 
 use super::operator::EventRow;
-use super::{COLUMNS, Claim, Columns, Identity, Lease, NewClaim, State, Written};
+use super::{COLUMNS, Claim, ClaimError, Columns, Identity, Lease, NewClaim, State, Written};
 use crate::ledger::postgres::{PostgresLedger, connection_failed, connections, said};
 use crate::ledger::{Database, LedgerError};
 
@@ -31,6 +31,9 @@ pub(super) struct Postgres {
 /// Why a statement did nothing.
 enum Fault {
     Conflict,
+    /// It was not begun, or the server itself took it back.
+    NotWritten(LedgerError),
+    /// It may have been committed.
     Store(LedgerError),
 }
 
@@ -54,14 +57,14 @@ impl Postgres {
 
     async fn rows(&self, sql: &str, params: &[Param<'_>]) -> Result<Vec<Row>, LedgerError> {
         self.run(sql, params).await.map_err(|fault| match fault {
-            Fault::Store(error) => error,
+            Fault::Store(error) | Fault::NotWritten(error) => error,
             Fault::Conflict => LedgerError::Inconsistent("two open claims have one identifier".into()),
         })
     }
 
     /// One statement, never repeated by itself. A connection that did not answer is not used again.
     async fn run(&self, sql: &str, params: &[Param<'_>]) -> Result<Vec<Row>, Fault> {
-        let client = self.pool.get().await.map_err(|e| Fault::Store(connection_failed(e)))?;
+        let client = self.pool.get().await.map_err(|e| Fault::NotWritten(connection_failed(e)))?;
         match tokio::time::timeout(PATIENCE, client.query_typed(sql, params)).await {
             Ok(rows) => rows.map_err(|e| fault(&e)),
             Err(_) => {
@@ -126,7 +129,7 @@ impl Postgres {
         match self.run(&sql, &params).await {
             Ok(rows) => Ok(Some(!rows.is_empty())),
             Err(Fault::Conflict) => Ok(None),
-            Err(Fault::Store(error)) => Err(error),
+            Err(Fault::Store(error) | Fault::NotWritten(error)) => Err(error),
         }
     }
 
@@ -141,7 +144,7 @@ impl Postgres {
         Ok(!self.rows(&sql, &params).await?.is_empty())
     }
 
-    pub(super) async fn advance(&self, lease: &Lease, written: &Written<'_>) -> Result<bool, LedgerError> {
+    pub(super) async fn advance(&self, lease: &Lease, written: &Written<'_>) -> Result<bool, ClaimError> {
         // `old` takes the row's lock and looks at it as it is then; what follows hits that row or none.
         let sql = format!(
             "WITH old AS ( \
@@ -192,7 +195,14 @@ impl Postgres {
             (&written.again_in_ms, Type::INT8),
             (&written.answers_ms, Type::INT8),
         ];
-        Ok(!self.rows(&sql, &params).await?.is_empty())
+        match self.run(&sql, &params).await {
+            Ok(rows) => Ok(!rows.is_empty()),
+            Err(Fault::NotWritten(error)) => Err(ClaimError::NotWritten(error)),
+            Err(Fault::Store(error)) => Err(error.into()),
+            Err(Fault::Conflict) => {
+                Err(ClaimError::NotWritten(LedgerError::Inconsistent("two open claims have one identifier".into())))
+            }
+        }
     }
 
     pub(super) async fn take(
@@ -332,7 +342,19 @@ fn fault(error: &Error) -> Fault {
     let conflict = error
         .as_db_error()
         .is_some_and(|db| *db.code() == SqlState::UNIQUE_VIOLATION && db.constraint() == Some(IDENTIFIER));
-    if conflict { Fault::Conflict } else { Fault::Store(said(error)) }
+    match error.as_db_error() {
+        _ if conflict => Fault::Conflict,
+        Some(db) if takes_back(db.code().code()) => Fault::NotWritten(said(error)),
+        _ => Fault::Store(said(error)),
+    }
+}
+
+/// Whether a statement that ended with this SQLSTATE was certainly rolled back. A server that is shut down, a connection
+/// that ends, an I/O error or whatever is unknown here can come after the commit.
+fn takes_back(code: &str) -> bool {
+    const CLASSES: [&str; 8] = ["0A", "21", "22", "23", "25", "28", "42", "55"];
+    let class = code.get(..2).unwrap_or_default();
+    CLASSES.contains(&class) || matches!(code, "40001" | "40P01" | "57014")
 }
 
 fn claim(row: &Row) -> Result<Claim, LedgerError> {

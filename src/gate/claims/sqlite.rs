@@ -8,7 +8,7 @@ use sqlx::{Connection as _, Row as _, Sqlite as Driver, SqliteConnection, Transa
 use tokio::sync::{Mutex, MutexGuard};
 
 use super::operator::EventRow;
-use super::{COLUMNS, Claim, Columns, Identity, Lease, NewClaim, State, Written};
+use super::{COLUMNS, Claim, ClaimError, Columns, Identity, Lease, NewClaim, State, Written};
 use crate::ledger::LedgerError;
 use crate::ledger::sqlite::{is_busy, open_migrated, unavailable};
 use crate::ports::World;
@@ -121,10 +121,21 @@ impl Sqlite {
         Ok(done.rows_affected() == 1)
     }
 
-    pub(super) async fn advance(&self, lease: &Lease, written: &Written<'_>) -> Result<bool, LedgerError> {
-        let mut connection = self.connection().await?;
-        let mut tx = begin(&mut connection).await?;
-        let now = self.now(&mut tx).await?;
+    pub(super) async fn advance(&self, lease: &Lease, written: &Written<'_>) -> Result<bool, ClaimError> {
+        let mut connection = self.connection().await.map_err(ClaimError::NotWritten)?;
+        let mut tx = begin(&mut connection).await.map_err(ClaimError::NotWritten)?;
+        let moved = self.moved(&mut tx, lease, written).await.map_err(ClaimError::NotWritten)?;
+        tx.commit().await.map_err(unavailable)?;
+        Ok(moved)
+    }
+
+    async fn moved(
+        &self,
+        tx: &mut SqliteConnection,
+        lease: &Lease,
+        written: &Written<'_>,
+    ) -> Result<bool, LedgerError> {
+        let now = self.now(tx).await?;
         let held: Option<String> =
             sqlx::query_scalar("SELECT state FROM claims WHERE identity = ? AND lease_token = ?")
                 .bind(&lease.identity.0[..])
@@ -179,8 +190,7 @@ impl Sqlite {
                 .await
                 .map_err(unavailable)?;
         }
-        event(&mut tx, &lease.identity, now, Some(was), arrow.to, written.reason.as_deref()).await?;
-        tx.commit().await.map_err(unavailable)?;
+        event(tx, &lease.identity, now, Some(was), arrow.to, written.reason.as_deref()).await?;
         Ok(true)
     }
 

@@ -56,11 +56,7 @@ impl Shop {
     pub async fn sql(&self, statement: &str) {
         match &self.schema {
             Some((server, name)) => execute(server, &format!("SET search_path = {name}; {statement}")).await.unwrap(),
-            None => {
-                let mut file =
-                    open_migrated(&self.dir.path().join("claims.sqlite"), Duration::from_secs(5)).await.unwrap();
-                sqlx::query(sqlx::AssertSqlSafe(statement.to_owned())).execute(&mut file).await.unwrap();
-            }
+            None => in_file(&self.dir.path().join("claims.sqlite"), statement).await,
         }
     }
 
@@ -71,6 +67,11 @@ impl Shop {
     fn two(&self) -> &Claims {
         &self.replicas[1]
     }
+}
+
+pub async fn in_file(path: &Path, statement: &str) {
+    let mut file = open_migrated(path, Duration::from_secs(5)).await.unwrap();
+    sqlx::query(sqlx::AssertSqlSafe(statement.to_owned())).execute(&mut file).await.unwrap();
 }
 
 #[allow(clippy::disallowed_methods, reason = "a connection of the test's own")]

@@ -585,8 +585,17 @@ async fn a_store_that_fails_is_no_demand() {
         scene.sql("ALTER TABLE claims RENAME TO elsewhere").await;
         let answer = scene.call(&params("search", Some(&payment("search", 1, Some(ID))))).await;
         assert!(matches!(&answer, Answer::Error(RpcError { code: -32603, .. })), "{}", text(&answer));
+        assert!(text(&answer).contains("Do not pay again"), "it may be a payment that is known: {}", text(&answer));
         assert_eq!((scene.runs(), scene.facility.heard("verify")), (0, 0));
         assert_eq!(challenge(&scene.call(&params("search", None)).await), "payment_required");
+        // Of one that is known to be settled the receipt is there.
+        let scene = Scene::new(on).await;
+        let own = params("search", Some(&payment("search", 1, Some(ID))));
+        assert!(is_output(&scene.call(&own).await));
+        scene.sql("ALTER TABLE paid_answers RENAME TO elsewhere").await;
+        let answer = scene.call(&own).await;
+        assert!(matches!(&answer, Answer::Error(RpcError { code: -32603, .. })), "{}", text(&answer));
+        assert!(text(&answer).contains("Do not pay again") && receipt(&answer) == Some(yes()), "{}", text(&answer));
     }
 }
 
