@@ -1,4 +1,5 @@
-//! One paid request from its claim to its output: verify, run, settle (`authorization`), or settle, run (`upfront`).
+//! One paid request from its claim to its output: verify, run, settle (`authorization`), or verify, settle, run
+//! (`upfront`: what is no payment must not leave a settlement behind of which nobody knows the end).
 //! Each step begins only where the claim's arrow was taken, and an output leaves only behind a yes that the claim took
 //! too. A caller that goes away must not stop it: it runs in a task of its own.
 
@@ -269,26 +270,29 @@ struct Sale<'a> {
 }
 
 impl Sale<'_> {
-    async fn authorization(self, handler: Handler) -> Sold {
+    /// A no here ends a payment that nobody could settle; the same no to a settle would prove nothing.
+    async fn verify(&self) -> Result<(), Sold> {
         let (payload, offer) = (&*self.order.payment.raw, &*self.order.offer.raw);
         let verdict = self.holding(self.facilitator.verify(payload, offer, self.seller.settings.facilitator)).await;
         match verdict {
-            Err(Lost) => return Sold::Withheld(Withheld::InProgress),
-            Ok(Ok(Verdict::Valid)) => {}
+            Err(Lost) => Err(Sold::Withheld(Withheld::InProgress)),
+            Ok(Ok(Verdict::Valid)) => Ok(()),
             Ok(Ok(Verdict::Invalid(reason))) => {
-                return match self.take(Arrow::REFUSED, Change { reason: Some(&reason), ..Change::default() }).await {
-                    Err(sold) => sold,
-                    Ok(()) => self.unless_settled(Sold::Challenge(Reason::Facilitator(reason))),
-                };
+                self.take(Arrow::REFUSED, Change { reason: Some(&reason), ..Change::default() }).await?;
+                Err(self.unless_settled(Sold::Challenge(Reason::Facilitator(reason))))
             }
             Ok(Err(error)) => {
                 tracing::warn!(%error, "a payment could not be verified");
                 let change = Change { reason: Some("verify_unavailable"), ..Change::default() };
-                return match self.take(Arrow::RELEASE, change).await {
-                    Err(sold) => sold,
-                    Ok(()) => self.unless_settled(Sold::Unverified),
-                };
+                self.take(Arrow::RELEASE, change).await?;
+                Err(self.unless_settled(Sold::Unverified))
             }
+        }
+    }
+
+    async fn authorization(self, handler: Handler) -> Sold {
+        if let Err(sold) = self.verify().await {
+            return sold;
         }
         // An output that is later than its authorization could not be sold.
         let limit = self.seller.settings.handler.min(Duration::from_secs(self.order.offer.max_timeout_seconds));
@@ -312,12 +316,8 @@ impl Sale<'_> {
     }
 
     async fn upfront(self, handler: Handler) -> Sold {
-        if !self.facilitator.is_well() {
-            let change = Change { reason: Some("facilitator_rests"), ..Change::default() };
-            return match self.take(Arrow::RELEASE, change).await {
-                Err(sold) => sold,
-                Ok(()) => self.unless_settled(Sold::Unverified),
-            };
+        if let Err(sold) = self.verify().await {
+            return sold;
         }
         match self.settle(None, Arrow::SETTLED_AND_RUNS).await {
             Ok(receipt) => self.seller.run_paid(&self.lease, receipt, &self.order.call, handler).await,
@@ -587,17 +587,30 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_is_not_verified_does_not_run() {
-        let scene = scene((200, r#"{"isValid":false,"invalidReason":"insufficient_funds"}"#), &[(200, &yes())]).await;
-        let Sold::Challenge(reason) = scene.sell(false, output()).await else { panic!() };
-        assert_eq!(reason, Reason::Facilitator("insufficient_funds".into()));
-        assert_eq!(scene.claim().await.state, State::Failed);
-        for (code, text) in [(500, "oops"), (200, "{}"), (200, r#"{"isValid":"true"}"#)] {
-            let scene = self::scene((code, text), &[(200, &yes())]).await;
-            assert!(matches!(scene.sell(false, output()).await, Sold::Unverified), "our fault is no challenge: {text}");
-            assert_eq!(scene.claim().await.state, State::Released, "{text}");
-            assert_eq!(scene.runs.load(Ordering::SeqCst), 0);
+    async fn what_is_not_verified_neither_runs_nor_is_settled() {
+        for upfront in [false, true] {
+            let no = r#"{"isValid":false,"invalidReason":"insufficient_funds"}"#;
+            let scene = scene((200, no), &[(200, &yes())]).await;
+            let Sold::Challenge(reason) = scene.sell(upfront, output()).await else { panic!() };
+            assert_eq!(reason, Reason::Facilitator("insufficient_funds".into()));
+            assert_eq!((scene.claim().await.state, scene.settles().len()), (State::Failed, 0));
+            for (code, text) in [(500, "oops"), (200, "{}"), (200, r#"{"isValid":"true"}"#)] {
+                let scene = self::scene((code, text), &[(200, &yes())]).await;
+                let sold = scene.sell(upfront, output()).await;
+                assert!(matches!(sold, Sold::Unverified), "our fault is no challenge: {text}");
+                assert_eq!(scene.claim().await.state, State::Released, "{text}");
+                assert_eq!((scene.runs.load(Ordering::SeqCst), scene.settles().len()), (0, 0));
+            }
         }
+    }
+
+    #[tokio::test]
+    async fn what_no_chain_can_end_is_asked_for_ever_more_rarely() {
+        let scene = scene((200, VALID), &[(502, "lost")]).await;
+        assert!(matches!(scene.sell(false, output()).await, Sold::Withheld(Withheld::SettlementUnknown)));
+        assert_eq!(scene.sweep(20_000).await, [Resolved::StillUnknown]);
+        assert!(scene.sweep(3_590).await.is_empty());
+        assert_eq!(scene.sweep(11).await, [Resolved::StillUnknown]);
     }
 
     #[tokio::test]
@@ -658,7 +671,7 @@ mod tests {
     async fn upfront_is_charged_whatever_the_handler_does_and_the_receipt_is_there() {
         let failed = Ran::Failed(json::raw(&json!({"isError": true})));
         for (ran, kept) in [(failed, Kept::None), (output(), Kept::Answer)] {
-            let scene = scene((500, ""), &[(200, &yes())]).await;
+            let scene = scene((200, VALID), &[(200, &yes())]).await;
             let Sold::Delivered { receipt, .. } = scene.sell(true, ran).await else { panic!() };
             assert_eq!(receipt.get(), yes());
             let claim = scene.claim().await;

@@ -19,18 +19,21 @@ pub enum Judged {
 
 /// Reasons that a facilitator finds before it broadcasts anything, from the bytes of the payment and its requirements
 /// (`x402.md` 1.9, 4.5, 5.2). None is about a nonce, a balance, a simulation or a transaction: those can be the echo of
-/// a settle that went through.
-const STRUCTURAL: [&str; 26] = [
+/// a settle that went through. A signature that was settled is as good afterwards, so a no to it is no echo either.
+const STRUCTURAL: [&str; 29] = [
     "invalid_exact_evm_authorization_value",
     "invalid_exact_evm_missing_eip712_domain",
     "invalid_exact_evm_network_mismatch",
     "invalid_exact_evm_payload_recipient_mismatch",
+    "invalid_exact_evm_payload_signature",
     "invalid_exact_evm_recipient_mismatch",
     "invalid_exact_evm_scheme",
+    "invalid_exact_evm_signature",
     "invalid_exact_stellar_payload_facilitator_in_auth",
     "invalid_exact_stellar_payload_facilitator_is_payer",
     "invalid_exact_stellar_payload_has_subinvocations",
     "invalid_exact_stellar_payload_malformed",
+    "invalid_exact_stellar_payload_missing_payer_signature",
     "invalid_exact_stellar_payload_no_auth_entries",
     "invalid_exact_stellar_payload_unsafe_tx_or_op_source",
     "invalid_exact_stellar_payload_unsupported_credential_type",
@@ -138,7 +141,9 @@ mod tests {
             )
         };
         let structural = "invalid_exact_stellar_payload_wrong_amount";
-        assert_eq!(judged(&no(structural, ""), true, false), Judged::Failed(structural.into()));
+        for reason in [structural, "invalid_exact_evm_signature"] {
+            assert_eq!(judged(&no(reason, ""), true, false), Judged::Failed(reason.into()));
+        }
         assert!(matches!(judged(&no(structural, ""), false, false), Judged::Unknown(_)), "not the first settle");
         assert!(unknown(&no(structural, "ab")), "it has a transaction");
         for lie in [

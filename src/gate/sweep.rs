@@ -34,6 +34,8 @@ pub enum Resolved {
 
 const SHORTEST: Duration = Duration::from_secs(5);
 const LONGEST: Duration = Duration::from_secs(300);
+/// Where no chain ends it: only the facilitator's yes or a person can, perhaps never.
+const LONGEST_ALONE: Duration = Duration::from_secs(3_600);
 
 impl Seller {
     /// At most `most` claims that are due, all at once: their leases began together.
@@ -53,7 +55,8 @@ impl Seller {
         };
         // The longer it is open, the rarer it is looked at.
         let age = Duration::from_millis(now_ms.saturating_sub(due.claim.created_ms));
-        let again_in = Some((age / 4).clamp(SHORTEST, LONGEST));
+        let has_chain = due.claim.network.parse::<Network>().is_ok_and(|network| chains.contains_key(&network));
+        let again_in = Some((age / 4).clamp(SHORTEST, if has_chain { LONGEST } else { LONGEST_ALONE }));
         let change = Change { receipt, reason, again_in, ..Change::default() };
         match self.claims.advance(&due.lease, arrow, change).await? {
             Ok(()) => Ok(resolved),

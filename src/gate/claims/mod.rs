@@ -485,6 +485,8 @@ impl Claims {
 
     /// What a dead holder left behind: `claimed` becomes released, `settling` becomes unknown. Then at most `most`
     /// unknown claims that are due, each under a lease of the caller's. Of several sweeps at once each gets others.
+    /// Every network has its share, in which the one that is longest due and the newest take turns: what nobody can end
+    /// keeps nothing else waiting.
     pub async fn due(&self, most: u32) -> Result<Vec<Due>, ClaimError> {
         on!(self, store => store.expire().await)?;
         let token = self.world.random();

@@ -266,10 +266,18 @@ impl Postgres {
 
     pub(super) async fn due(&self, token: &[u8; 16], most: i64, lease_ms: i64) -> Result<Vec<Claim>, LedgerError> {
         let sql = format!(
-            "WITH picked AS ( \
-               SELECT identity AS which FROM {0}claims WHERE state = 'unknown' AND due <= {0}tollway_now() \
+            "WITH ranked AS ( \
+               SELECT identity AS which, due AS since, least( \
+                 row_number() OVER (PARTITION BY network ORDER BY due, identity), \
+                 row_number() OVER (PARTITION BY network ORDER BY created DESC, identity)) AS turn \
+               FROM {0}claims WHERE state = 'unknown' AND due <= {0}tollway_now() \
                  AND (lease_until IS NULL OR lease_until <= {0}tollway_now()) \
-               ORDER BY due LIMIT $2 FOR UPDATE SKIP LOCKED) \
+               ORDER BY turn, since LIMIT $2 * 8), \
+             picked AS ( \
+               SELECT c.identity AS which FROM {0}claims c JOIN ranked r ON r.which = c.identity \
+               WHERE c.state = 'unknown' AND c.due <= {0}tollway_now() \
+                 AND (c.lease_until IS NULL OR c.lease_until <= {0}tollway_now()) \
+               ORDER BY r.turn, r.since LIMIT $2 FOR UPDATE OF c SKIP LOCKED) \
              UPDATE {0}claims SET lease_token = $1, lease_until = {0}tollway_now() + $3 \
              FROM picked WHERE identity = picked.which RETURNING {COLUMNS}, true",
             self.within

@@ -287,8 +287,11 @@ impl Sqlite {
         let now = self.now(&mut tx).await?;
         let sql = format!(
             "UPDATE claims SET lease_token = ?1, lease_until = ?2 WHERE identity IN ( \
-             SELECT identity FROM claims WHERE state = 'unknown' AND due <= ?3 \
-             AND (lease_until IS NULL OR lease_until <= ?3) ORDER BY due LIMIT ?4) RETURNING {COLUMNS}, 1"
+             SELECT identity FROM (SELECT identity, due, min( \
+             row_number() OVER (PARTITION BY network ORDER BY due, identity), \
+             row_number() OVER (PARTITION BY network ORDER BY created DESC, identity)) AS turn \
+             FROM claims WHERE state = 'unknown' AND due <= ?3 AND (lease_until IS NULL OR lease_until <= ?3)) \
+             ORDER BY turn, due LIMIT ?4) RETURNING {COLUMNS}, 1"
         );
         let rows = sqlx::query(sqlx::AssertSqlSafe(sql))
             .bind(&token[..])

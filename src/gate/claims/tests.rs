@@ -151,6 +151,7 @@ promises! {
     a_holder_that_was_frozen_changes_nothing,
     a_dead_holder_in_settling_leaves_an_unknown_claim_for_one_sweep,
     a_failed_one_is_found_on_the_chain_or_claimed_anew,
+    a_sweep_looks_at_every_network_and_at_the_newest,
     an_identifier_names_one_payment_at_a_time,
     free_runs_are_counted_one_at_a_time,
     an_operator_sees_what_is_open_and_the_history,
@@ -331,6 +332,29 @@ async fn a_dead_holder_in_settling_leaves_an_unknown_claim_for_one_sweep(shop: &
     assert_eq!(shop.one().settle_request(&settling.identity).await.unwrap().as_deref(), Some(&b"the request"[..]));
     shop.one().advance(&due.lease, Arrow::SETTLED, change).await.unwrap().unwrap();
     assert_eq!(settling.state(shop.two()).await, State::Settled);
+}
+
+async fn a_sweep_looks_at_every_network_and_at_the_newest(shop: &Shop) {
+    let all = [("stellar:testnet", "old", 1..9), ("stellar:testnet", "new", 9..10), ("eip155:8453", "other", 10..12)];
+    for (network, nonce, numbers) in all {
+        for number in numbers {
+            let pay = pay(number);
+            let new = NewClaim { network, nonce, ..pay.as_new() };
+            let Claimed::Fresh(lease) = shop.one().claim(&new).await.unwrap() else { panic!() };
+            let change = Change { settle_request: Some(b"the request"), ..Change::default() };
+            shop.one().advance(&lease, Arrow::SETTLE, change).await.unwrap().unwrap();
+            shop.one().advance(&lease, Arrow::LOST, Change::default()).await.unwrap().unwrap();
+        }
+    }
+    // Eight are due for longer than all others, and nothing ends them.
+    shop.sql("UPDATE claims SET due = 1000, created = 1000 WHERE nonce = 'old'").await;
+    shop.sql("UPDATE claims SET due = 2000, created = 2000 WHERE nonce = 'other'").await;
+    shop.sql("UPDATE claims SET due = 3000, created = 3000 WHERE nonce = 'new'").await;
+    let due = shop.one().due(4).await.unwrap();
+    let mut nonces: Vec<&str> = due.iter().map(|due| due.claim.nonce.as_str()).collect();
+    nonces.sort_unstable();
+    assert_eq!(nonces, ["new", "old", "old", "other"]);
+    assert_eq!(shop.two().due(100).await.unwrap().len(), 7, "the rest");
 }
 
 async fn a_failed_one_is_found_on_the_chain_or_claimed_anew(shop: &Shop) {

@@ -304,7 +304,7 @@ async fn upfront_is_paid_whatever_the_handler_does() {
             let answer = scene.ask(0, None, &own, scene.handler(ran.clone())).await;
             assert_eq!(receipt(&answer), Some(yes()), "{}", text(&answer));
             assert_eq!(is_output(&answer), seed == 3);
-            assert_eq!((scene.facility.heard("verify"), scene.settles(), scene.runs()), (0, 1, 1));
+            assert_eq!((scene.facility.heard("verify"), scene.settles(), scene.runs()), (1, 1, 1));
         }
         let scene = Scene::new(on).await;
         let own = params("deep", Some(&payment("deep", 5, Some(ID))));
