@@ -197,7 +197,12 @@ async fn parts(config: &GateConfig, world: &World, client: &Client, run: Duratio
         claims: claims(config, world).await?,
         facilitators,
         chains: server::chains(&config.networks, client, world),
-        settings: sell::Settings { max_answer: config.max_answer_bytes, handler: run, ..sell::Settings::default() },
+        settings: sell::Settings {
+            max_answer: config.max_answer_bytes,
+            handler: run,
+            junk: config.junk,
+            ..sell::Settings::default()
+        },
     })
 }
 

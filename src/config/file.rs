@@ -283,6 +283,8 @@ pub struct Gate {
     pub prompts: BTreeMap<String, GateItem>,
     #[serde(default)]
     pub response_cache: GateResponseCache,
+    #[serde(default)]
+    pub junk: GateJunk,
     pub hooks: Option<super::gate_hooks::File>,
 }
 
@@ -365,6 +367,13 @@ pub struct GateOffer {
     pub pay_to: Option<String>,
     pub max_timeout_seconds: Option<u64>,
     pub extra: Option<serde_json::Map<String, serde_json::Value>>,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct GateJunk {
+    pub per_second: Option<u32>,
+    pub burst: Option<u32>,
 }
 
 #[derive(Debug, Default, Deserialize)]

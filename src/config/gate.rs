@@ -13,6 +13,7 @@ use super::{
     security, store,
 };
 use crate::gate::Kind;
+use crate::gate::junk::JunkLimit;
 use crate::gate::prices::{About, Item, PriceError, Prices, Terms, Unlisted};
 use crate::money::{Amount, Asset, Network, ParseError};
 use crate::seal::KeyRing;
@@ -34,6 +35,8 @@ pub struct GateConfig {
     /// A larger answer is not stored; its receipt is, bytes.
     pub max_answer_bytes: usize,
     pub security: NetworkSecurity,
+    /// Payments of one source that nobody knows and that turn out to be none.
+    pub junk: JunkLimit,
     pub hooks: Option<GateHooks>,
 }
 
@@ -119,6 +122,7 @@ pub(super) fn parse(text: &str, source: &dyn Source) -> Result<GateConfig, Confi
     }
     Ok(GateConfig {
         facilitators: facilitators(&gate, &sold, allow_insecure, source)?,
+        junk: junk(&gate.junk)?,
         hooks: gate_hooks::hooks(&gate, allow_insecure, source)?,
         prices,
         networks,
@@ -134,6 +138,18 @@ pub(super) fn parse(text: &str, source: &dyn Source) -> Result<GateConfig, Confi
             64 << 20,
         )?,
         security: security::security(file.network_security, source)?,
+    })
+}
+
+fn junk(file: &file::GateJunk) -> Result<JunkLimit, ConfigError> {
+    let count = |member: &str, value: Option<u32>, default: u32, max: u32| match value.unwrap_or(default) {
+        value if (1..=max).contains(&value) => Ok(value),
+        value => refuse(format!("gate.junk.{member}"), format!("{value} is not between 1 and {max}")),
+    };
+    let usual = JunkLimit::default();
+    Ok(JunkLimit {
+        per_second: count("per_second", file.per_second, usual.per_second, 100_000)?,
+        burst: count("burst", file.burst, usual.burst, 1_000_000)?,
     })
 }
 
@@ -518,6 +534,21 @@ gate:
         }
         let none = parse("facilitator: {base_url: 'https://c.example'}\n", &env()).unwrap_err().to_string();
         assert!(none.starts_with("gate: is missing"), "{none}");
+    }
+
+    #[test]
+    fn junk_is_limited_as_it_is_written() {
+        let with = |junk: &str| GATE.replace("  free: {tools: [ping]}", &format!("  junk: {junk}"));
+        assert_eq!(read(GATE).junk, JunkLimit { per_second: 2, burst: 50 });
+        assert_eq!(read(&with("{burst: 500, per_second: 20}")).junk, JunkLimit { per_second: 20, burst: 500 });
+        assert_eq!(read(&with("{burst: 1}")).junk, JunkLimit { per_second: 2, burst: 1 });
+        for (junk, field) in [
+            ("{burst: 0}", "gate.junk.burst"),
+            ("{per_second: 0}", "gate.junk.per_second"),
+            ("{per_second: 100001}", "gate.junk.per_second"),
+        ] {
+            assert_eq!(parse(&with(junk), &env()).unwrap_err().field, field, "{junk}");
+        }
     }
 
     #[test]

@@ -486,18 +486,14 @@ impl Gate {
     }
 
     /// `None`: it was cut off with the process, perhaps in the middle of a settlement.
-    async fn sell(&self, order: Order, handler: Handler, trial: Option<Trial>) -> Option<Result<Sold, Known>> {
+    async fn sell(&self, order: Order, handler: Handler, mut trial: Option<Trial>) -> Option<Result<Sold, Known>> {
         let (seller, gate) = (self.0.seller.clone(), self.clone());
         let done = self.in_a_task(async move {
-            let sold = seller.sell(&order, handler).await;
+            let sold = seller.try_to_sell(&order, handler, &mut trial).await;
+            // Another request's payment, or a fault of ours.
+            trial.into_iter().for_each(Trial::was_not_judged);
             if let Ok(sold) = &sold {
                 gate.tell_of(&order, sold);
-            }
-            // A settle that came to nothing may be junk too: `upfront` verifies nothing before.
-            if let Some(trial) = trial
-                && !matches!(sold, Ok(Sold::Challenge(_) | Sold::Withheld(_)))
-            {
-                trial.was_good();
             }
             sold
         });

@@ -1,5 +1,5 @@
 //! Payments that nobody knows cost a claim and a question to the facilitator each. A source has so many of them; one
-//! that turns out to be good is given back, so only a source of bad ones is ever stopped.
+//! that turns out to be good is given back as soon as it does, so only a source of bad ones is ever stopped.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -34,15 +34,31 @@ pub(super) struct Junk {
 struct Source {
     /// When it has its whole burst again.
     full_at: Instant,
-    /// Payments that are being tried now, and by how many requests: the same one at once is one.
-    trying: BTreeMap<Identity, u32>,
+    /// Payments that are being tried now: the same one by many requests at once is one.
+    trying: BTreeMap<Identity, Trying>,
 }
 
-/// One payment that is being tried.
+#[derive(Default)]
+struct Trying {
+    requests: u32,
+    /// Whether it counts is known: it was given back, or will not be.
+    is_decided: bool,
+}
+
+/// One payment that is being tried. It counts against its source unless somebody says otherwise.
 pub(super) struct Trial {
     junk: Arc<Junk>,
     source: String,
     identity: Identity,
+    ends: End,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum End {
+    Counts,
+    GivenBack,
+    /// Others may find out.
+    Unknown,
 }
 
 impl Junk {
@@ -59,16 +75,21 @@ impl Junk {
             forget(&mut sources, now);
         }
         let of = sources.entry(source.to_owned()).or_insert_with(|| Source { full_at: now, trying: BTreeMap::new() });
-        if !of.trying.contains_key(&identity) {
-            let then = of.full_at.max(now) + self.each;
-            if then - now > self.each * self.burst {
-                return None;
-            }
+        if !of.trying.contains_key(&identity) && !self.take(of, now) {
+            return None;
+        }
+        of.trying.entry(identity).or_default().requests += 1;
+        drop(sources);
+        Some(Trial { junk: self.clone(), source: source.to_owned(), identity, ends: End::Counts })
+    }
+
+    fn take(&self, of: &mut Source, now: Instant) -> bool {
+        let then = of.full_at.max(now) + self.each;
+        let fits = then - now <= self.each * self.burst;
+        if fits {
             of.full_at = then;
         }
-        *of.trying.entry(identity).or_default() += 1;
-        drop(sources);
-        Some(Trial { junk: self.clone(), source: source.to_owned(), identity })
+        fits
     }
 
     fn sources(&self) -> MutexGuard<'_, BTreeMap<String, Source>> {
@@ -77,16 +98,14 @@ impl Junk {
 }
 
 impl Trial {
-    /// It was no junk.
-    pub fn was_good(self) {
-        let mut sources = self.junk.sources();
-        // Once for all that try it at this moment: the last one to end gives it back.
-        if let Some(of) = sources.get_mut(&self.source)
-            && of.trying.get(&self.identity) == Some(&1)
-            && let Some(earlier) = of.full_at.checked_sub(self.junk.each)
-        {
-            of.full_at = earlier;
-        }
+    /// It was no junk: given back at once, however long the rest of its sale takes.
+    pub fn was_good(mut self) {
+        self.ends = End::GivenBack;
+    }
+
+    /// It was not looked at, or could not be.
+    pub fn was_not_judged(mut self) {
+        self.ends = End::Unknown;
     }
 }
 
@@ -94,9 +113,16 @@ impl Drop for Trial {
     fn drop(&mut self) {
         let mut sources = self.junk.sources();
         let Some(of) = sources.get_mut(&self.source) else { return };
-        match of.trying.get_mut(&self.identity) {
-            Some(count) if *count > 1 => *count -= 1,
-            _ => drop(of.trying.remove(&self.identity)),
+        let Some(trying) = of.trying.get_mut(&self.identity) else { return };
+        trying.requests = trying.requests.saturating_sub(1);
+        let is_last = trying.requests == 0;
+        let gives_back = !trying.is_decided && (self.ends == End::GivenBack || self.ends == End::Unknown && is_last);
+        trying.is_decided |= gives_back || self.ends == End::Counts;
+        if gives_back && let Some(earlier) = of.full_at.checked_sub(self.junk.each) {
+            of.full_at = earlier;
+        }
+        if is_last {
+            of.trying.remove(&self.identity);
         }
         if of.trying.is_empty() && of.full_at <= Instant::now() {
             sources.remove(&self.source);
@@ -153,6 +179,28 @@ mod tests {
         tokio::time::advance(Duration::from_secs(60)).await;
         drop(junk.admit("a", id(5)));
         assert!(junk.sources().len() <= 1);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn what_a_payment_was_is_said_once() {
+        let junk = Junk::new(JunkLimit { per_second: 1, burst: 2 });
+        let left = |junk: &Arc<Junk>| {
+            let taken: Vec<Trial> = (100..).map_while(|n| junk.admit("a", id(n))).collect();
+            let left = taken.len();
+            taken.into_iter().for_each(Trial::was_good);
+            left
+        };
+        // Good, while another request still tries the same.
+        let (first, second) = (junk.admit("a", id(1)).unwrap(), junk.admit("a", id(1)).unwrap());
+        first.was_good();
+        assert_eq!(left(&junk), 2);
+        second.was_good();
+        assert_eq!(left(&junk), 2, "not given back twice");
+        // Bad, whatever its twin did not learn.
+        let (first, second) = (junk.admit("a", id(1)).unwrap(), junk.admit("a", id(1)).unwrap());
+        drop(first);
+        second.was_not_judged();
+        assert_eq!(left(&junk), 1);
     }
 
     #[tokio::test(start_paused = true)]

@@ -19,7 +19,7 @@ use super::breaker::Guarded;
 
 use super::challenge::{Reason, Withheld};
 use super::claims::{Answer, Arrow, Change, Claim, ClaimError, Claimed, Claims, Lease, Lost, NewClaim, Proof};
-use super::junk::JunkLimit;
+use super::junk::{JunkLimit, Trial};
 use super::payment::{CallKey, Payment};
 use super::settle::{Judged, judge};
 use crate::facilitator::{Question, Verdict};
@@ -158,6 +158,16 @@ pub enum Sold {
 impl Seller {
     /// Claims the payment and goes through with it.
     pub async fn sell(&self, order: &Order, handler: Handler) -> Result<Sold, Known> {
+        self.try_to_sell(order, handler, &mut None).await
+    }
+
+    /// `trial`: it is over as soon as the payment is known to be good or bad.
+    pub(super) async fn try_to_sell(
+        &self,
+        order: &Order,
+        handler: Handler,
+        trial: &mut Option<Trial>,
+    ) -> Result<Sold, Known> {
         let Some(facilitator) = self.facilitators.get(&order.offer.network) else {
             return Ok(Sold::Internal("nobody settles on this network"));
         };
@@ -177,7 +187,10 @@ impl Seller {
         let lease = match self.claims.claim(&new).await {
             Ok(Claimed::Fresh(lease)) => lease,
             Ok(Claimed::Known(claim)) => return Err(Known { claim, handler }),
-            Ok(Claimed::IdentifierConflict) => return Ok(Sold::Challenge(Reason::IdentifierConflict)),
+            Ok(Claimed::IdentifierConflict) => {
+                drop(trial.take());
+                return Ok(Sold::Challenge(Reason::IdentifierConflict));
+            }
             Err(error) => return Ok(broken(&error)),
         };
         // A settle of an earlier claim of this payment makes every later no worthless.
@@ -187,6 +200,9 @@ impl Seller {
             Err(error) => return Ok(broken(&error)),
         };
         let sale = Sale { seller: self, order, facilitator, lease, first: settles == 0 };
+        if let Err(sold) = sale.verify(trial).await {
+            return Ok(sold);
+        }
         Ok(match order.offer.flow() {
             Flow::Upfront => sale.upfront(handler).await,
             _ => sale.authorization(handler).await,
@@ -271,13 +287,17 @@ struct Sale<'a> {
 
 impl Sale<'_> {
     /// A no here ends a payment that nobody could settle; the same no to a settle would prove nothing.
-    async fn verify(&self) -> Result<(), Sold> {
+    async fn verify(&self, trial: &mut Option<Trial>) -> Result<(), Sold> {
         let (payload, offer) = (&*self.order.payment.raw, &*self.order.offer.raw);
         let verdict = self.holding(self.facilitator.verify(payload, offer, self.seller.settings.facilitator)).await;
         match verdict {
             Err(Lost) => Err(Sold::Withheld(Withheld::InProgress)),
-            Ok(Ok(Verdict::Valid)) => Ok(()),
+            Ok(Ok(Verdict::Valid)) => {
+                trial.take().into_iter().for_each(Trial::was_good);
+                Ok(())
+            }
             Ok(Ok(Verdict::Invalid(reason))) => {
+                drop(trial.take());
                 self.take(Arrow::REFUSED, Change { reason: Some(&reason), ..Change::default() }).await?;
                 Err(self.unless_settled(Sold::Challenge(Reason::Facilitator(reason))))
             }
@@ -291,9 +311,6 @@ impl Sale<'_> {
     }
 
     async fn authorization(self, handler: Handler) -> Sold {
-        if let Err(sold) = self.verify().await {
-            return sold;
-        }
         // An output that is later than its authorization could not be sold.
         let limit = self.seller.settings.handler.min(Duration::from_secs(self.order.offer.max_timeout_seconds));
         let ran = match self.holding(self.seller.bounded(handler, limit)).await {
@@ -316,9 +333,6 @@ impl Sale<'_> {
     }
 
     async fn upfront(self, handler: Handler) -> Sold {
-        if let Err(sold) = self.verify().await {
-            return sold;
-        }
         match self.settle(None, Arrow::SETTLED_AND_RUNS).await {
             Ok(receipt) => self.seller.run_paid(&self.lease, receipt, &self.order.call, handler).await,
             Err(sold) => sold,

@@ -1,10 +1,14 @@
 //! Every row of table "Gate", on both databases.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::pin::pin;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
+use futures_util::StreamExt as _;
+use futures_util::future::{Either, select};
+use futures_util::stream::FuturesUnordered;
 use serde_json::json;
 use tokio::sync::Notify;
 
@@ -559,6 +563,36 @@ async fn a_source_of_junk_is_stopped_before_the_facilitator() {
         let known = params("search", Some(&payment("search", 1, Some(&format!("{ID}1")))));
         assert!(is_output(&scene.call(&known).await));
         assert_eq!(challenge(&scene.call(&params("search", None)).await), "payment_required");
+    }
+}
+
+#[tokio::test]
+async fn good_payments_do_not_count_however_long_they_run_or_whatever_became_of_them() {
+    let junk = JunkLimit { per_second: 1, burst: 3 };
+    let scene = Scene::of(On::Sqlite, 1, Settings { junk, ..Settings::default() }).await;
+    let go = Arc::new(Notify::new());
+    let all: Vec<_> =
+        (1..=8).map(|n| params("search", Some(&payment("search", n, Some(&format!("{ID}{n}")))))).collect();
+    let mut running = FuturesUnordered::new();
+    for own in &all {
+        running.push(scene.ask(0, None, own, scene.held(&go)));
+        let runs = u32::try_from(running.len()).unwrap();
+        let begun = scene.until("its run", async || scene.runs() == runs);
+        if let Either::Right((answer, _)) = select(pin!(begun), running.next()).await {
+            panic!("{}", text(&answer.unwrap()));
+        }
+    }
+    go.notify_waiters();
+    while let Some(answer) = running.next().await {
+        assert!(is_output(&answer), "{}", text(&answer));
+    }
+    scene.facility.settles(&[(200, &no("unexpected_settle_error"))]);
+    for name in ["search", "deep"] {
+        for seed in 50..60 {
+            let seed = seed + 10 * u8::from(name == "deep");
+            let own = params(name, Some(&payment(name, seed, Some(&format!("{ID}{seed}")))));
+            assert_eq!(withheld(&scene.call(&own).await), "settlement_unknown");
+        }
     }
 }
 
