@@ -130,7 +130,7 @@ impl Sale {
             }
             Ok(answer) if takes.json => {
                 let _ = guard.disarm();
-                if lock(&beside).no_session {
+                if lock(&beside).no_session && !has_receipt(&answer) {
                     return Err(not_found(Some(&sale.id)));
                 }
                 let status = sale.status(&answer);
@@ -268,6 +268,16 @@ impl Sale {
     fn progress_token(&self) -> Option<&RawValue> {
         json::member(&self.params, "_meta").and_then(|meta| json::member(meta, "progressToken"))
     }
+}
+
+/// Whether it says that money moved: then it is an answer, whatever else the client has to learn.
+fn has_receipt(answer: &Answer) -> bool {
+    let holder = match answer {
+        Answer::Result(result) => json::member(result, "_meta"),
+        Answer::Error(error) => error.data.as_deref(),
+        Answer::Free => None,
+    };
+    holder.is_some_and(|holder| json::member(holder, META_PAYMENT_RESPONSE).is_some())
 }
 
 /// Whether the result is an output that was paid for: it has a receipt of success, and is no challenge.
@@ -531,6 +541,16 @@ mod tests {
             panic!("no error")
         };
         assert_eq!((error.code, error.message.as_str(), error.data.unwrap().get()), (-7, "no", r#"{"n":1.0}"#));
+    }
+
+    #[test]
+    fn what_was_charged_is_an_answer_and_no_bare_404() {
+        let receipt = r#"{"x402/payment-response":{"success":true}}"#;
+        let error = RpcError { data: Some(raw(receipt)), ..RpcError::invalid_request("Session not found") };
+        assert!(has_receipt(&Answer::Error(error)));
+        assert!(has_receipt(&Answer::Result(raw(&format!(r#"{{"content":[],"_meta":{receipt}}}"#)))));
+        assert!(!has_receipt(&Answer::Error(RpcError::invalid_request("Session not found"))));
+        assert!(!has_receipt(&Answer::Result(raw(r#"{"content":[],"_meta":{}}"#))));
     }
 
     #[test]
