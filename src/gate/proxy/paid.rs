@@ -417,7 +417,9 @@ impl Run {
             }
         };
         match message {
-            Envelope::Response { id: Some(id), outcome } if json::equal(&id, &self.ours) => Some(ran(outcome)),
+            Envelope::Response { id: Some(id), outcome } if json::equal(&id, &self.ours) => {
+                Some(ran(outcome, self.sale.place.revision.stateless()))
+            }
             Envelope::Response { .. } => None,
             Envelope::Request { .. } => {
                 self.beside(String::from_utf8_lossy(data).into_owned());
@@ -464,7 +466,8 @@ fn gone_with(problem: &str) -> Ran {
     Ran::Error(RpcError::internal("The MCP server behind this gate gave no usable answer"))
 }
 
-fn ran(outcome: Outcome) -> Ran {
+/// `typed`: the revision says what a `resultType` is; in others a server may mean anything by it.
+fn ran(outcome: Outcome, typed: bool) -> Ran {
     let result = match outcome {
         Outcome::Result(result) => result,
         Outcome::Error(error) => return Ran::Error(rpc_error(&error)),
@@ -474,6 +477,8 @@ fn ran(outcome: Outcome) -> Ran {
     match (text("resultType"), text("isError")) {
         (Some(r#""input_required""#), _) => Ran::Asks(result),
         (_, Some("true")) => Ran::Failed(result),
+        // A task, a demand of its own, whatever comes later: not what was paid for.
+        (Some(kind), _) if typed && kind != r#""complete""# => Ran::Failed(result),
         _ => Ran::Output(result),
     }
 }
@@ -531,15 +536,19 @@ mod tests {
 
     #[test]
     fn what_the_upstream_did_is_read_from_its_answer() {
-        let of = |text: &str| ran(Outcome::Result(raw(text)));
+        let of = |text: &str| ran(Outcome::Result(raw(text)), true);
         assert!(matches!(of(r#"{"content":[]}"#), Ran::Output(_)));
         assert!(matches!(of(r#"{"content":[],"isError":false,"resultType":"complete"}"#), Ran::Output(_)));
         assert!(matches!(of(r#"{"content":[],"isError":true}"#), Ran::Failed(_)));
         assert!(matches!(of(r#"{"resultType":"input_required"}"#), Ran::Asks(_)));
+        for other in ["\"task\"", "\"payment_required\"", "\"later\"", "7", "null"] {
+            let text = format!(r#"{{"content":[],"resultType":{other}}}"#);
+            assert!(matches!(of(&text), Ran::Failed(_)), "{text}");
+            assert!(matches!(ran(Outcome::Result(raw(&text)), false), Ran::Output(_)), "{text}");
+        }
         assert!(matches!(of("[]"), Ran::Error(_)));
-        let Ran::Error(error) = ran(Outcome::Error(raw(r#"{"code":-7,"message":"no","data":{"n":1.0}}"#))) else {
-            panic!("no error")
-        };
+        let error = Outcome::Error(raw(r#"{"code":-7,"message":"no","data":{"n":1.0}}"#));
+        let Ran::Error(error) = ran(error, true) else { panic!("no error") };
         assert_eq!((error.code, error.message.as_str(), error.data.unwrap().get()), (-7, "no", r#"{"n":1.0}"#));
     }
 
