@@ -27,6 +27,8 @@ use crate::telemetry;
 const FRESH: Duration = Duration::from_secs(30);
 /// Lists that are kept, of sessions and methods.
 const MAX_LISTS: usize = 1_000;
+/// All of them together, bytes. One that has more than a quarter of it is asked for each time.
+const MAX_LISTS_BYTES: usize = 64 << 20;
 const MAX_PAGES: usize = 64;
 /// Longer lists are read to here.
 const MAX_ENTRIES: usize = 10_000;
@@ -37,13 +39,13 @@ type Key = (String, &'static str);
 
 /// The upstream's own lists, each with the moment at which it was read.
 #[derive(Default)]
-pub(super) struct Lists(Mutex<BTreeMap<Key, (Instant, Entries)>>);
+pub(super) struct Lists(Mutex<BTreeMap<Key, (Instant, Entries, usize)>>);
 
 impl Lists {
     /// What is kept; whoever finds it old asks again, while the others go on with it.
     fn kept(&self, key: &Key) -> Option<Entries> {
         let mut lists = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let (since, entries) = lists.get_mut(key)?;
+        let (since, entries, _) = lists.get_mut(key)?;
         if since.elapsed() >= FRESH {
             *since = Instant::now();
             return None;
@@ -52,14 +54,22 @@ impl Lists {
     }
 
     fn keep(&self, key: Key, entries: Entries) {
+        /// What an entry takes besides its texts, about.
+        const EACH: usize = 100;
+        let bytes = entries.iter().map(|(name, entry)| name.len() + entry.get().len() + EACH).sum::<usize>() + EACH;
         let mut lists = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        if lists.len() >= MAX_LISTS && !lists.contains_key(&key) {
-            lists.retain(|_, (since, _)| since.elapsed() < FRESH);
-            if lists.len() >= MAX_LISTS {
-                lists.pop_first();
-            }
+        lists.remove(&key);
+        if bytes > MAX_LISTS_BYTES / 4 {
+            return;
         }
-        lists.insert(key, (Instant::now(), entries));
+        let is_full = |lists: &BTreeMap<Key, (Instant, Entries, usize)>| {
+            lists.len() >= MAX_LISTS || lists.values().map(|(_, _, of)| of).sum::<usize>() + bytes > MAX_LISTS_BYTES
+        };
+        if is_full(&lists) {
+            lists.retain(|_, (since, _, _)| since.elapsed() < FRESH);
+        }
+        while is_full(&lists) && lists.pop_first().is_some() {}
+        lists.insert(key, (Instant::now(), entries, bytes));
     }
 }
 
@@ -244,4 +254,31 @@ impl Sale {
 
 fn refuse(text: &str) -> Described {
     Described::Refused(Err(RpcError::invalid_params(text)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lists_are_bounded_in_number_and_in_bytes() {
+        let lists = Lists::default();
+        let of = |bytes: usize| Arc::new(BTreeMap::from([("a".to_owned(), json::raw(&"x".repeat(bytes)))]));
+        let kept = |lists: &Lists| {
+            let lists = lists.0.lock().unwrap();
+            (lists.len(), lists.values().map(|(_, _, bytes)| bytes).sum::<usize>())
+        };
+        for n in 0..20 {
+            lists.keep((format!("large {n}"), "tools/list"), of(MAX_LISTS_BYTES / 5));
+        }
+        let (count, bytes) = kept(&lists);
+        assert!((1..5).contains(&count) && bytes <= MAX_LISTS_BYTES, "{count} {bytes}");
+        lists.keep(("huge".into(), "tools/list"), of(MAX_LISTS_BYTES / 2));
+        assert!(lists.kept(&("huge".into(), "tools/list")).is_none());
+        for n in 0..MAX_LISTS + 10 {
+            lists.keep((format!("small {n}"), "tools/list"), of(1));
+        }
+        assert_eq!(kept(&lists).0, MAX_LISTS);
+        assert!(lists.kept(&(format!("small {}", MAX_LISTS + 9), "tools/list")).is_some());
+    }
 }
