@@ -1,9 +1,16 @@
 //! Whether arguments fit a tool's input schema (JSON Schema 2020-12 and the drafts before it, as MCP servers write
 //! them). A buyer is told before it pays. The schema is an upstream's and the arguments are anybody's, so the work is
 //! bounded, nothing is fetched, and what cannot be decided here is left to the upstream: only a certain no is a no.
+//!
+//! Everything is read once for one comparison: a schema, a reference, a pattern, a value. What is read or matched is
+//! paid for from one purse ([`MAX_WORK`]); once that is empty nothing is decided any more.
 
-use std::collections::BTreeSet;
+use std::borrow::Cow;
+use std::cell::OnceCell;
+use std::collections::BTreeMap;
+use std::rc::Rc;
 
+use regex::Regex;
 use serde_json::value::RawValue;
 
 use crate::json::{self, Numbers};
@@ -19,6 +26,13 @@ pub enum Fit {
 
 /// Schemas looked at for one value, at most.
 const MAX_STEPS: u32 = 20_000;
+/// Bytes that are read, compared and matched for one value, at most: some milliseconds.
+const MAX_WORK: usize = 3 << 20;
+/// What a look at one schema or one member costs besides what it reads.
+const STEP: usize = 32;
+/// Matching a byte costs more than reading it; compiling a pattern as much as matching so many bytes.
+const MATCH: usize = 16;
+const COMPILE: usize = 32 * 1_024;
 const MAX_DEPTH: u32 = 96;
 const MAX_PATTERN: usize = 1_024;
 /// Of a compiled pattern, bytes.
@@ -26,7 +40,15 @@ const MAX_COMPILED: usize = 256 * 1_024;
 
 /// Both have passed [`json::check`].
 pub fn fits(schema: &RawValue, value: &RawValue) -> Fit {
-    Check { root: schema, steps: 0 }.schema(schema, value, "arguments", 0)
+    let mut check = Check {
+        root: schema,
+        steps: 0,
+        left: MAX_WORK,
+        schemas: BTreeMap::new(),
+        targets: BTreeMap::new(),
+        patterns: BTreeMap::new(),
+    };
+    check.schema(schema, &Seen::new(value), "arguments", 0)
 }
 
 impl Fit {
@@ -50,21 +72,87 @@ fn yes_if(fits: bool, path: &str, why: impl FnOnce() -> String) -> Fit {
     if fits { Fit::Yes } else { no(path, &why()) }
 }
 
-struct Check<'a> {
-    root: &'a RawValue,
-    steps: u32,
-}
-
-type Members<'a> = Vec<(std::borrow::Cow<'a, str>, &'a RawValue)>;
+type Members<'a> = Vec<(Cow<'a, str>, &'a RawValue)>;
 
 fn get<'a>(members: &Members<'a>, name: &str) -> Option<&'a RawValue> {
     members.iter().find(|(key, _)| key == name).map(|(_, value)| *value)
 }
 
+/// A value that is read at most once, whatever number of keywords and schemas speak of it.
+struct Seen<'v> {
+    raw: &'v RawValue,
+    members: OnceCell<Option<Members<'v>>>,
+    elements: OnceCell<Option<Vec<&'v RawValue>>>,
+    text: OnceCell<Option<Cow<'v, str>>>,
+}
+
+impl<'v> Seen<'v> {
+    fn new(raw: &'v RawValue) -> Seen<'v> {
+        Seen { raw, members: OnceCell::new(), elements: OnceCell::new(), text: OnceCell::new() }
+    }
+
+    fn members(&self, check: &mut Check<'_>) -> Option<&Members<'v>> {
+        once(&self.members, self.raw, check, |raw| json::members(raw).ok())
+    }
+
+    fn elements(&self, check: &mut Check<'_>) -> Option<&Vec<&'v RawValue>> {
+        once(&self.elements, self.raw, check, json::elements)
+    }
+
+    fn text(&self, check: &mut Check<'_>) -> Option<&Cow<'v, str>> {
+        once(&self.text, self.raw, check, json::string)
+    }
+}
+
+fn once<'s, 'v, T>(
+    cell: &'s OnceCell<Option<T>>,
+    raw: &'v RawValue,
+    check: &mut Check<'_>,
+    read: impl FnOnce(&'v RawValue) -> Option<T>,
+) -> Option<&'s T> {
+    if cell.get().is_none() && !check.pays(raw.get().len()) {
+        return None;
+    }
+    cell.get_or_init(|| read(raw)).as_ref()
+}
+
+struct Check<'a> {
+    root: &'a RawValue,
+    steps: u32,
+    /// Of [`MAX_WORK`].
+    left: usize,
+    /// By where its text begins: no two values begin at one place.
+    schemas: BTreeMap<usize, Option<Rc<Members<'a>>>>,
+    targets: BTreeMap<String, Option<&'a RawValue>>,
+    patterns: BTreeMap<String, Option<Regex>>,
+}
+
 impl<'a> Check<'a> {
-    fn schema(&mut self, schema: &'a RawValue, value: &RawValue, path: &str, depth: u32) -> Fit {
+    fn pays(&mut self, work: usize) -> bool {
+        self.left = self.left.saturating_sub(work);
+        self.left > 0
+    }
+
+    /// The members of a schema, or of an object in one.
+    fn read(&mut self, schema: &'a RawValue) -> Option<Rc<Members<'a>>> {
+        let place = schema.get().as_ptr().addr();
+        if let Some(known) = self.schemas.get(&place) {
+            return known.clone();
+        }
+        if !self.pays(schema.get().len()) {
+            return None;
+        }
+        let members = json::members(schema).ok().map(Rc::new);
+        self.schemas.insert(place, members.clone());
+        members
+    }
+
+    fn schema(&mut self, schema: &'a RawValue, value: &Seen<'_>, path: &str, depth: u32) -> Fit {
         self.steps += 1;
-        if self.steps > MAX_STEPS || depth > MAX_DEPTH {
+        if self.steps > MAX_STEPS {
+            self.left = 0;
+        }
+        if depth > MAX_DEPTH || !self.pays(STEP) {
             return Fit::Unknown;
         }
         match schema.get() {
@@ -72,12 +160,15 @@ impl<'a> Check<'a> {
             "false" => return no(path, "is not allowed"),
             _ => {}
         }
-        let Ok(members) = json::members(schema) else { return Fit::Unknown };
+        let Some(members) = self.read(schema) else { return Fit::Unknown };
         let mut fit = Fit::Yes;
-        for (keyword, operand) in &members {
-            fit = fit.and(|| self.keyword(keyword, operand, &members, value, path, depth));
+        for (keyword, operand) in members.iter() {
+            fit = fit.and(|| self.keyword(keyword, *operand, &members, value, path, depth));
             if matches!(fit, Fit::No(_)) {
-                break;
+                return fit;
+            }
+            if self.left == 0 {
+                return Fit::Unknown;
             }
         }
         fit
@@ -88,22 +179,33 @@ impl<'a> Check<'a> {
         keyword: &str,
         operand: &'a RawValue,
         schema: &Members<'a>,
-        value: &RawValue,
+        value: &Seen<'_>,
         path: &str,
         depth: u32,
     ) -> Fit {
-        let first = value.get().as_bytes().first().copied().unwrap_or_default();
+        let first = value.raw.get().as_bytes().first().copied().unwrap_or_default();
         match keyword {
             "$ref" => self.reference(operand, value, path, depth),
             "$dynamicRef" | "$recursiveRef" | "unevaluatedProperties" | "unevaluatedItems" => Fit::Unknown,
-            "type" => type_fits(operand, value, path),
-            "enum" => match json::elements(operand) {
-                Some(allowed) => yes_if(allowed.iter().any(|one| json::equal(one, value)), path, || {
-                    format!("is none of {}", shown(operand))
-                }),
+            "type" => type_fits(operand, value.raw, path),
+            "enum" => {
+                if !self.pays(operand.get().len()) {
+                    return Fit::Unknown;
+                }
+                let Some(allowed) = json::elements(operand) else { return Fit::Unknown };
+                for one in allowed {
+                    match self.equal(one, value.raw) {
+                        None => return Fit::Unknown,
+                        Some(true) => return Fit::Yes,
+                        Some(false) => {}
+                    }
+                }
+                no(path, &format!("is none of {}", shown(operand)))
+            }
+            "const" => match self.equal(operand, value.raw) {
                 None => Fit::Unknown,
+                Some(equal) => yes_if(equal, path, || format!("is not {}", shown(operand))),
             },
-            "const" => yes_if(json::equal(operand, value), path, || format!("is not {}", shown(operand))),
             "allOf" => self.all(operand, value, path, depth),
             "anyOf" => self.some(operand, value, path, depth, false),
             "oneOf" => self.some(operand, value, path, depth, true),
@@ -122,19 +224,27 @@ impl<'a> Check<'a> {
             }
             _ if first == b'{' => self.of_object(keyword, operand, schema, value, path, depth),
             _ if first == b'[' => self.of_array(keyword, operand, schema, value, path, depth),
-            _ if first == b'"' => of_string(keyword, operand, value, path),
-            _ if matches!(first, b'-' | b'0'..=b'9') => of_number(keyword, operand, value, path),
+            _ if first == b'"' => self.of_string(keyword, operand, value, path),
+            _ if matches!(first, b'-' | b'0'..=b'9') => of_number(keyword, operand, value.raw, path),
             _ => Fit::Yes,
         }
     }
 
-    fn all(&mut self, schemas: &'a RawValue, value: &RawValue, path: &str, depth: u32) -> Fit {
-        let Some(schemas) = json::elements(schemas) else { return Fit::Unknown };
+    /// `None`: not decided.
+    fn equal(&mut self, one: &RawValue, other: &RawValue) -> Option<bool> {
+        if one.get().as_bytes().first() != other.get().as_bytes().first() && !is_number(one) {
+            return self.pays(STEP).then_some(false);
+        }
+        self.pays(nested(one).saturating_add(nested(other))).then(|| json::equal(one, other))
+    }
+
+    fn all(&mut self, schemas: &'a RawValue, value: &Seen<'_>, path: &str, depth: u32) -> Fit {
+        let Some(schemas) = self.list(schemas) else { return Fit::Unknown };
         schemas.into_iter().fold(Fit::Yes, |fit, schema| fit.and(|| self.schema(schema, value, path, depth + 1)))
     }
 
-    fn some(&mut self, schemas: &'a RawValue, value: &RawValue, path: &str, depth: u32, one: bool) -> Fit {
-        let Some(schemas) = json::elements(schemas) else { return Fit::Unknown };
+    fn some(&mut self, schemas: &'a RawValue, value: &Seen<'_>, path: &str, depth: u32, one: bool) -> Fit {
+        let Some(schemas) = self.list(schemas) else { return Fit::Unknown };
         let (mut yes, mut unknown, mut last) = (0, 0, None);
         for schema in schemas {
             match self.schema(schema, value, path, depth + 1) {
@@ -154,24 +264,39 @@ impl<'a> Check<'a> {
         }
     }
 
+    /// The elements of a list in a schema.
+    fn list(&mut self, list: &'a RawValue) -> Option<Vec<&'a RawValue>> {
+        if self.pays(list.get().len()) { json::elements(list) } else { None }
+    }
+
     /// Inside of this document alone.
-    fn reference(&mut self, target: &RawValue, value: &RawValue, path: &str, depth: u32) -> Fit {
+    fn reference(&mut self, target: &RawValue, value: &Seen<'_>, path: &str, depth: u32) -> Fit {
         let Some(target) = json::string(target) else { return Fit::Unknown };
-        let Some(pointer) = target.strip_prefix('#') else { return Fit::Unknown };
+        let schema = match self.targets.get(&*target) {
+            Some(known) => *known,
+            None => {
+                let found = self.find(&target);
+                self.targets.insert(target.into_owned(), found);
+                found
+            }
+        };
+        schema.map_or(Fit::Unknown, |schema| self.schema(schema, value, path, depth + 1))
+    }
+
+    fn find(&mut self, target: &str) -> Option<&'a RawValue> {
+        let pointer = target.strip_prefix('#')?;
         let mut schema = self.root;
         if !pointer.is_empty() {
-            let Some(steps) = pointer.strip_prefix('/') else { return Fit::Unknown };
-            for step in steps.split('/') {
+            for step in pointer.strip_prefix('/')?.split('/') {
                 let step = step.replace("~1", "/").replace("~0", "~");
-                let next = match json::elements(schema) {
-                    Some(elements) => step.parse::<usize>().ok().and_then(|index| elements.get(index).copied()),
-                    None => json::member(schema, &step),
+                schema = if schema.get().starts_with('[') {
+                    self.list(schema)?.get(step.parse::<usize>().ok()?).copied()?
+                } else {
+                    get(&*self.read(schema)?, &step)?
                 };
-                let Some(next) = next else { return Fit::Unknown };
-                schema = next;
             }
         }
-        self.schema(schema, value, path, depth + 1)
+        Some(schema)
     }
 
     fn of_object(
@@ -179,79 +304,118 @@ impl<'a> Check<'a> {
         keyword: &str,
         operand: &'a RawValue,
         schema: &Members<'a>,
-        value: &RawValue,
+        value: &Seen<'_>,
         path: &str,
         depth: u32,
     ) -> Fit {
-        let Ok(members) = json::members(value) else { return Fit::Unknown };
+        let Some(members) = value.members(self) else { return Fit::Unknown };
         let below = |name: &str| format!("{path}.{}", name.chars().take(60).collect::<String>());
+        // To look for one name among them.
+        let search = STEP + members.len();
         match keyword {
             "properties" => {
-                let Ok(properties) = json::members(operand) else { return Fit::Unknown };
-                properties.into_iter().fold(Fit::Yes, |fit, (name, schema)| {
-                    fit.and(|| match get(&members, &name) {
-                        Some(value) => self.schema(schema, value, &below(&name), depth + 1),
-                        None => Fit::Yes,
-                    })
-                })
+                let Some(properties) = self.read(operand) else { return Fit::Unknown };
+                let mut fit = Fit::Yes;
+                for (name, schema) in properties.iter() {
+                    if !self.pays(search) {
+                        return fit.and(|| Fit::Unknown);
+                    }
+                    if let Some(value) = get(members, name) {
+                        fit = fit.and(|| self.schema(*schema, &Seen::new(value), &below(name), depth + 1));
+                    }
+                }
+                fit
             }
             "required" => {
-                let Some(names) = json::elements(operand) else { return Fit::Unknown };
-                let mut names = names.into_iter().filter_map(json::string);
-                match names.find(|name| get(&members, name).is_none()) {
-                    Some(missing) => no(&below(&missing), "is missing"),
-                    None => Fit::Yes,
+                let Some(names) = self.list(operand) else { return Fit::Unknown };
+                for name in names.into_iter().filter_map(json::string) {
+                    if !self.pays(search) {
+                        return Fit::Unknown;
+                    }
+                    if get(members, &name).is_none() {
+                        return no(&below(&name), "is missing");
+                    }
                 }
+                Fit::Yes
             }
             "additionalProperties" => {
-                let known: BTreeSet<String> = get(schema, "properties")
-                    .and_then(|properties| json::members(properties).ok())
-                    .map(|known| known.into_iter().map(|(name, _)| name.into_owned()).collect())
-                    .unwrap_or_default();
-                let patterns = match get(schema, "patternProperties").map(json::members) {
-                    None => Vec::new(),
-                    Some(Ok(patterns)) => patterns.into_iter().map(|(pattern, _)| pattern).collect(),
-                    Some(Err(_)) => return Fit::Unknown,
-                };
+                let (mut known, mut patterns) = (None, None);
+                for (name, into) in [("properties", &mut known), ("patternProperties", &mut patterns)] {
+                    if let Some(object) = get(schema, name) {
+                        *into = self.read(object);
+                        if into.is_none() {
+                            return Fit::Unknown;
+                        }
+                    }
+                }
                 let mut fit = Fit::Yes;
-                for (name, value) in members.iter().filter(|(name, _)| !known.contains(&**name)) {
-                    match patterns
-                        .iter()
-                        .map(|pattern| pattern_fits(pattern, name))
-                        .try_fold(false, |any, fits| fits.map(|fits| any || fits))
-                    {
+                for (name, value) in members {
+                    if !self.pays(STEP + known.as_ref().map_or(0, |known| known.len())) {
+                        return fit.and(|| Fit::Unknown);
+                    }
+                    if known.as_ref().is_some_and(|known| get(known, name).is_some()) {
+                        continue;
+                    }
+                    let mut matched = Some(false);
+                    for (pattern, _) in patterns.iter().flat_map(|patterns| patterns.iter()) {
+                        matched = match (matched, self.matches(pattern, name)) {
+                            (Some(any), Some(fits)) => Some(any || fits),
+                            _ => None,
+                        };
+                    }
+                    match matched {
                         None => fit = fit.and(|| Fit::Unknown),
                         Some(true) => {}
                         Some(false) if operand.get() == "false" => return no(&below(name), "is unknown"),
                         Some(false) => {
-                            fit = fit.and(|| self.schema(operand, value, &below(name), depth + 1));
+                            fit = fit.and(|| self.schema(operand, &Seen::new(value), &below(name), depth + 1));
                         }
                     }
                 }
                 fit
             }
             "patternProperties" => {
-                let Ok(patterns) = json::members(operand) else { return Fit::Unknown };
+                let Some(patterns) = self.read(operand) else { return Fit::Unknown };
                 let mut fit = Fit::Yes;
-                for (pattern, schema) in patterns {
-                    for (name, value) in &members {
-                        fit = fit.and(|| match pattern_fits(&pattern, name) {
+                for (pattern, schema) in patterns.iter() {
+                    for (name, value) in members {
+                        if self.left == 0 {
+                            return fit.and(|| Fit::Unknown);
+                        }
+                        fit = fit.and(|| match self.matches(pattern, name) {
                             None => Fit::Unknown,
                             Some(false) => Fit::Yes,
-                            Some(true) => self.schema(schema, value, &below(name), depth + 1),
+                            Some(true) => self.schema(*schema, &Seen::new(value), &below(name), depth + 1),
                         });
                     }
                 }
                 fit
             }
-            "propertyNames" => members.iter().fold(Fit::Yes, |fit, (name, _)| {
-                fit.and(|| self.schema(operand, &json::raw(&**name), &below(name), depth + 1))
-            }),
+            "propertyNames" => {
+                let mut fit = Fit::Yes;
+                for (name, _) in members {
+                    if self.left == 0 {
+                        return fit.and(|| Fit::Unknown);
+                    }
+                    let written = json::raw(&**name);
+                    fit = fit.and(|| self.schema(operand, &Seen::new(&written), &below(name), depth + 1));
+                }
+                fit
+            }
             "dependentRequired" => {
-                let Ok(needs) = json::members(operand) else { return Fit::Unknown };
-                for (_, needed) in needs.iter().filter(|(name, _)| get(&members, name).is_some()) {
+                let Some(needs) = self.read(operand) else { return Fit::Unknown };
+                for (name, needed) in needs.iter() {
+                    if !self.pays(search + needed.get().len()) {
+                        return Fit::Unknown;
+                    }
+                    if get(members, name).is_none() {
+                        continue;
+                    }
                     for name in json::elements(needed).unwrap_or_default().into_iter().filter_map(json::string) {
-                        if get(&members, &name).is_none() {
+                        if !self.pays(search) {
+                            return Fit::Unknown;
+                        }
+                        if get(members, &name).is_none() {
                             return no(&below(&name), "is missing");
                         }
                     }
@@ -270,30 +434,35 @@ impl<'a> Check<'a> {
         keyword: &str,
         operand: &'a RawValue,
         schema: &Members<'a>,
-        value: &RawValue,
+        value: &Seen<'_>,
         path: &str,
         depth: u32,
     ) -> Fit {
-        let Some(elements) = json::elements(value) else { return Fit::Unknown };
+        let Some(elements) = value.elements(self) else { return Fit::Unknown };
         let each = |check: &mut Self, schema: &'a RawValue, from: usize| {
-            elements.iter().enumerate().skip(from).fold(Fit::Yes, |fit, (i, value)| {
-                fit.and(|| check.schema(schema, value, &format!("{path}[{i}]"), depth + 1))
-            })
+            let mut fit = Fit::Yes;
+            for (i, value) in elements.iter().enumerate().skip(from) {
+                if check.left == 0 {
+                    return fit.and(|| Fit::Unknown);
+                }
+                fit = fit.and(|| check.schema(schema, &Seen::new(value), &format!("{path}[{i}]"), depth + 1));
+            }
+            fit
         };
         let tuple = |check: &mut Self, schemas: Vec<&'a RawValue>| {
             elements.iter().zip(schemas).enumerate().fold(Fit::Yes, |fit, (i, (value, schema))| {
-                fit.and(|| check.schema(schema, value, &format!("{path}[{i}]"), depth + 1))
+                fit.and(|| check.schema(schema, &Seen::new(value), &format!("{path}[{i}]"), depth + 1))
             })
         };
         match keyword {
-            "items" => match json::elements(operand) {
-                Some(schemas) => tuple(self, schemas),
-                None => {
-                    let from = get(schema, "prefixItems").and_then(json::elements).map_or(0, |first| first.len());
-                    each(self, operand, from)
-                }
-            },
-            "prefixItems" => json::elements(operand).map_or(Fit::Unknown, |schemas| tuple(self, schemas)),
+            "items" if operand.get().starts_with('[') => {
+                self.list(operand).map_or(Fit::Unknown, |schemas| tuple(self, schemas))
+            }
+            "items" => {
+                let from = get(schema, "prefixItems").and_then(json::elements).map_or(0, |first| first.len());
+                each(self, operand, from)
+            }
+            "prefixItems" => self.list(operand).map_or(Fit::Unknown, |schemas| tuple(self, schemas)),
             "additionalItems" => match get(schema, "items").and_then(json::elements) {
                 Some(first) => each(self, operand, first.len()),
                 None => Fit::Yes,
@@ -301,8 +470,11 @@ impl<'a> Check<'a> {
             "minItems" => count(operand, path, elements.len(), |n, limit| n >= limit, "has too few elements"),
             "maxItems" => count(operand, path, elements.len(), |n, limit| n <= limit, "has too many elements"),
             "uniqueItems" if operand.get() == "true" => {
+                if !self.pays(nested(value.raw).saturating_add(elements.len() * STEP)) {
+                    return Fit::Unknown;
+                }
                 // Equal numbers in two spellings are the upstream's to find.
-                let texts: BTreeSet<String> =
+                let texts: std::collections::BTreeSet<String> =
                     elements.iter().filter_map(|one| json::canonical(one, Numbers::AsWritten).ok()).collect();
                 yes_if(texts.len() == elements.len(), path, || "has an element twice".into())
             }
@@ -310,6 +482,56 @@ impl<'a> Check<'a> {
             _ => Fit::Yes,
         }
     }
+
+    fn of_string(&mut self, keyword: &str, operand: &RawValue, value: &Seen<'_>, path: &str) -> Fit {
+        if !matches!(keyword, "minLength" | "maxLength" | "pattern") {
+            return Fit::Yes;
+        }
+        let Some(text) = value.text(self) else { return Fit::Unknown };
+        match keyword {
+            "minLength" => count(operand, path, text.chars().count(), |n, limit| n >= limit, "is too short"),
+            "maxLength" => count(operand, path, text.chars().count(), |n, limit| n <= limit, "is too long"),
+            _ => match json::string(operand).and_then(|pattern| self.matches(&pattern, text)) {
+                None => Fit::Unknown,
+                Some(fits) => yes_if(fits, path, || format!("does not match {}", shown(operand))),
+            },
+        }
+    }
+
+    /// `None`: the pattern is in a dialect that is not read here, or too large, or there is no work left for it.
+    fn matches(&mut self, pattern: &str, text: &str) -> Option<bool> {
+        if !self.patterns.contains_key(pattern) {
+            if pattern.len() > MAX_PATTERN || !self.pays(COMPILE) {
+                return None;
+            }
+            let made = regex::RegexBuilder::new(pattern).size_limit(MAX_COMPILED).dfa_size_limit(MAX_COMPILED).build();
+            self.patterns.insert(pattern.to_owned(), made.ok());
+        }
+        if !self.pays(STEP + text.len().saturating_mul(MATCH)) {
+            return None;
+        }
+        self.patterns.get(pattern)?.as_ref().map(|made| made.is_match(text))
+    }
+}
+
+/// What reading a value to its last level costs: each level reads what is below it once more.
+fn nested(raw: &RawValue) -> usize {
+    let (mut depth, mut deepest) = (1usize, 1usize);
+    for byte in raw.get().bytes() {
+        match byte {
+            b'{' | b'[' => {
+                depth += 1;
+                deepest = deepest.max(depth);
+            }
+            b'}' | b']' => depth = depth.saturating_sub(1),
+            _ => {}
+        }
+    }
+    raw.get().len().saturating_mul(deepest)
+}
+
+fn is_number(raw: &RawValue) -> bool {
+    raw.get().starts_with(['-', '0', '1', '2', '3', '4', '5', '6', '7', '8', '9'])
 }
 
 fn type_fits(operand: &RawValue, value: &RawValue, path: &str) -> Fit {
@@ -340,28 +562,6 @@ fn is_integer(text: &str) -> bool {
     }
     text.starts_with(['-', '0', '1', '2', '3', '4', '5', '6', '7', '8', '9'])
         && text.parse::<f64>().is_ok_and(|number| number.fract() == 0.0)
-}
-
-fn of_string(keyword: &str, operand: &RawValue, value: &RawValue, path: &str) -> Fit {
-    let Some(text) = json::string(value) else { return Fit::Unknown };
-    match keyword {
-        "minLength" => count(operand, path, text.chars().count(), |n, limit| n >= limit, "is too short"),
-        "maxLength" => count(operand, path, text.chars().count(), |n, limit| n <= limit, "is too long"),
-        "pattern" => match json::string(operand).and_then(|pattern| pattern_fits(&pattern, &text)) {
-            None => Fit::Unknown,
-            Some(fits) => yes_if(fits, path, || format!("does not match {}", shown(operand))),
-        },
-        _ => Fit::Yes,
-    }
-}
-
-/// `None`: the pattern is in a dialect that is not read here, or too large.
-fn pattern_fits(pattern: &str, text: &str) -> Option<bool> {
-    if pattern.len() > MAX_PATTERN {
-        return None;
-    }
-    let compiled = regex::RegexBuilder::new(pattern).size_limit(MAX_COMPILED).dfa_size_limit(MAX_COMPILED).build();
-    compiled.ok().map(|compiled| compiled.is_match(text))
 }
 
 fn of_number(keyword: &str, operand: &RawValue, value: &RawValue, path: &str) -> Fit {
@@ -470,8 +670,58 @@ mod tests {
         assert_eq!(of(r##"{"$ref":"#"}"##, "{}"), Fit::Unknown);
         let bomb = r##"{"$defs":{"a":{"allOf":[{"$ref":"#/$defs/a"},{"$ref":"#/$defs/a"}]}},"$ref":"#/$defs/a"}"##;
         assert_eq!(of(bomb, "{}"), Fit::Unknown);
+        assert_eq!(
+            of(r##"{"$defs":{"a":{"allOf":[{"$ref":"#/$defs/b"},{"$ref":"#"}]},"b":{}},"$ref":"#/$defs/a"}"##, "{}"),
+            Fit::Unknown
+        );
         let slow = r#"{"properties":{"a":{"pattern":"^(a+)+$"}}}"#;
         let value = format!(r#"{{"a":"{}b"}}"#, "a".repeat(10_000));
         assert!(matches!(of(slow, &value), Fit::No(_)));
+    }
+
+    /// What is left of the work after a comparison.
+    fn left(schema: &str, value: &str) -> (usize, Fit) {
+        let limits = json::Limits { bytes: 1 << 21, depth: 512 };
+        let checked = |text: &str| json::check(text.as_bytes(), limits).unwrap().to_owned();
+        let (schema, value) = (checked(schema), checked(value));
+        let mut check = Check {
+            root: &schema,
+            steps: 0,
+            left: MAX_WORK,
+            schemas: BTreeMap::new(),
+            targets: BTreeMap::new(),
+            patterns: BTreeMap::new(),
+        };
+        let fit = check.schema(&schema, &Seen::new(&value), "arguments", 0);
+        assert!(check.patterns.len() <= 2, "each pattern is compiled once");
+        (check.left, fit)
+    }
+
+    #[test]
+    fn a_megabyte_of_arguments_costs_no_more_than_is_bounded() {
+        let names = format!(r#"{{"a":[{}]}}"#, vec![r#""name""#; 1_000].join(","));
+        let strings = r#"{"properties":{"a":{"items":{"type":"string","pattern":"^[a-z-]{1,64}$"}}}}"#;
+        let (rest, fit) = left(strings, &names);
+        assert_eq!(fit, Fit::Yes);
+        assert!(MAX_WORK - rest < 300_000, "{}", MAX_WORK - rest);
+        // Bodies of a megabyte: read in time where little is asked, and else left to the upstream.
+        let long = format!(r#"{{"a":"{}"}}"#, "x".repeat(1 << 20));
+        let text = r#"{"type":"object","properties":{"a":{"type":"string","maxLength":2000000}},"required":["a"],"additionalProperties":false}"#;
+        assert_eq!(left(text, &long).1, Fit::Yes);
+        let many = format!(r#"{{"a":[{}]}}"#, vec![r#""name""#; 140_000].join(","));
+        let deep = format!(r#"{{"a":{}{}}}"#, "[".repeat(500), "]".repeat(500));
+        let keys: Vec<String> = (0..60_000).map(|n| format!(r#""k{n}":{n}"#)).collect();
+        let keys = format!("{{{}}}", keys.join(","));
+        let all: Vec<String> = (0..2_000).map(|n| format!(r#""p{n}":{{}}"#)).collect();
+        let all = format!(r#"{{"properties":{{{}}},"additionalProperties":{{"type":"number"}}}}"#, all.join(","));
+        for (schema, value) in [
+            (strings, &many),
+            (r#"{"properties":{"a":{"pattern":"^(x?x?x?)+$"}}}"#, &long),
+            (r#"{"propertyNames":{"pattern":"^k"}}"#, &keys),
+            (&all, &keys),
+            (r##"{"properties":{"a":{"$ref":"#/$defs/n"}},"$defs":{"n":{"items":{"$ref":"#/$defs/n"}}}}"##, &deep),
+        ] {
+            assert_eq!(left(schema, value).1, Fit::Unknown, "{schema:.80}");
+        }
     }
 }
