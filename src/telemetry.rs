@@ -220,6 +220,11 @@ families! {
         "tollway_gate_swept_total", ["result"], &[["settled"], ["failed"], ["unknown"], ["lost"]],
         "settlements with an open end that were looked at, by what came of it",
     );
+    GATE_EVENTS_DROPPED: Counter<1> = (
+        "tollway_gate_events_dropped_total", ["event"],
+        &[["on_verified_payment_canceled"], ["on_settled"], ["on_rejected"]],
+        "events that no hook was told of, because too many were on their way",
+    );
     GATE_LEGACY_IDENTIFIERS: Counter<0> = (
         "tollway_gate_legacy_identifiers_total", [], &[],
         "payments whose identifier stood under its old key",

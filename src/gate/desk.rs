@@ -7,13 +7,14 @@ use std::pin::pin;
 use std::sync::Arc;
 
 use serde_json::value::RawValue;
-use tokio::sync::{oneshot, watch};
+use tokio::sync::{Semaphore, oneshot, watch};
 use tokio::time::Instant;
 
 use super::ask::Ask;
 use super::breaker::Guarded;
 use super::challenge::{Presented, Reason, Withheld};
 use super::claims::{Claim, ClaimError, Claims, Proof, State};
+use super::hooked::MAX_TELLING;
 use super::hooks::{Altered, Hooking};
 use super::junk::{Junk, Trial};
 use super::known::{Next, next};
@@ -46,6 +47,8 @@ pub(super) struct Inner {
     pub declared: Declared,
     pub quotes: Quotes,
     pub hooking: Option<Hooking>,
+    /// Events that a hook is being told of.
+    pub telling: Arc<Semaphore>,
     junk: Arc<Junk>,
     waits: Waits,
     running: watch::Sender<usize>,
@@ -144,6 +147,7 @@ impl Gate {
             declared: Declared::default(),
             quotes: Quotes::default(),
             hooking,
+            telling: Arc::new(Semaphore::new(MAX_TELLING)),
             junk: Junk::new(settings.junk),
             waits: Waits::default(),
             running: watch::Sender::new(0),
@@ -279,6 +283,7 @@ impl Gate {
             let sheet = Sheet { stock: &stock, item, altered: altered.as_ref() };
             let payment = match &payment {
                 Some(Ok(payment)) => payment,
+                Some(Err(_)) if !self.0.junk.counts(ask.request.source) => return Told::too_many(),
                 Some(Err(reason)) => return self.rejected(ask, &sheet, None, reason, None),
                 None => return self.challenge(ask, &sheet, &Reason::PaymentRequired(ask.misplaced()), None),
             };

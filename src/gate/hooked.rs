@@ -13,8 +13,11 @@ use super::prices::Item;
 use super::sell::{Order, Ran, Sold};
 use super::told::Told;
 use crate::json;
+use crate::telemetry;
 
 const MAX_WORDS: usize = 300;
+/// Events that are on their way to a hook at once, at most; refusals, which cost their sender nothing, get half of it.
+pub(super) const MAX_TELLING: usize = 256;
 
 impl Gate {
     /// Before anybody is asked to pay, and before a payment that is not known is looked at. `Err`: it ends here.
@@ -109,8 +112,21 @@ impl Gate {
 
     fn tell(&self, event: Event, happened: impl FnOnce() -> Happened) {
         let Some(hooking) = &self.inner().hooking else { return };
+        let telling = &self.inner().telling;
+        let fits = event != Event::Rejected || telling.available_permits() > MAX_TELLING / 2;
+        let Some(permit) = fits.then(|| telling.clone().try_acquire_owned().ok()).flatten() else {
+            telemetry::GATE_EVENTS_DROPPED.one([match event {
+                Event::Canceled => "on_verified_payment_canceled",
+                Event::Settled => "on_settled",
+                Event::Rejected => "on_rejected",
+            }]);
+            return;
+        };
         let (hooking, happened) = (hooking.clone(), happened());
-        self.inner().world.spawn.spawn(Box::pin(async move { hooking.tell(event, happened).await }));
+        self.inner().world.spawn.spawn(Box::pin(async move {
+            hooking.tell(event, happened).await;
+            drop(permit);
+        }));
     }
 }
 

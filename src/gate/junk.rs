@@ -71,16 +71,20 @@ impl Junk {
     pub fn admit(self: &Arc<Junk>, source: &str, identity: Identity) -> Option<Trial> {
         let now = Instant::now();
         let mut sources = self.sources();
-        if sources.len() >= MAX_SOURCES && !sources.contains_key(source) {
-            forget(&mut sources, now);
-        }
-        let of = sources.entry(source.to_owned()).or_insert_with(|| Source { full_at: now, trying: BTreeMap::new() });
+        let of = of(&mut sources, source, now);
         if !of.trying.contains_key(&identity) && !self.take(of, now) {
             return None;
         }
         of.trying.entry(identity).or_default().requests += 1;
         drop(sources);
         Some(Trial { junk: self.clone(), source: source.to_owned(), identity, ends: End::Counts })
+    }
+
+    /// One that cannot be read, which has no identity. `false`: this source has tried too many.
+    pub fn counts(&self, source: &str) -> bool {
+        let now = Instant::now();
+        let mut sources = self.sources();
+        self.take(of(&mut sources, source, now), now)
     }
 
     fn take(&self, of: &mut Source, now: Instant) -> bool {
@@ -130,6 +134,13 @@ impl Drop for Trial {
     }
 }
 
+fn of<'s>(sources: &'s mut BTreeMap<String, Source>, source: &str, now: Instant) -> &'s mut Source {
+    if sources.len() >= MAX_SOURCES && !sources.contains_key(source) {
+        forget(sources, now);
+    }
+    sources.entry(source.to_owned()).or_insert_with(|| Source { full_at: now, trying: BTreeMap::new() })
+}
+
 /// Those that have all of their burst; else the tenth that is nearest to it.
 fn forget(sources: &mut BTreeMap<String, Source>, now: Instant) {
     sources.retain(|_, of| of.full_at > now || !of.trying.is_empty());
@@ -165,6 +176,7 @@ mod tests {
         tokio::time::advance(Duration::from_secs(1)).await;
         assert!(junk.admit("bad", id(9)).is_some());
         assert!(junk.admit("bad", id(10)).is_none());
+        assert!(!junk.counts("bad") && junk.counts("unreadable"));
     }
 
     #[tokio::test(start_paused = true)]

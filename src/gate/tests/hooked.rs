@@ -9,7 +9,9 @@ use futures_util::future::BoxFuture;
 use serde_json::json;
 
 use super::super::desk::Answer;
+use super::super::hooked::MAX_TELLING;
 use super::super::hooks::{Happened, Hooking, Hooks, OnFailure, Protected, Verdict};
+use super::super::junk::JunkLimit;
 use super::super::prices::tests::{PAY_TO, USDC, terms};
 use super::super::sell::Settings;
 use super::scene::*;
@@ -124,6 +126,39 @@ pub async fn a_hook_that_fails_sells_nothing_unasked() {
             assert_eq!(challenge(&answer), "");
         }
     }
+}
+
+#[derive(Default)]
+struct Stuck(AtomicU64);
+impl Hooks for Stuck {
+    fn on_settled<'a>(&'a self, _: &'a Happened) -> BoxFuture<'a, ()> {
+        self.hang()
+    }
+    fn on_rejected<'a>(&'a self, _: &'a Happened) -> BoxFuture<'a, ()> {
+        self.hang()
+    }
+}
+impl Stuck {
+    fn hang(&self) -> BoxFuture<'_, ()> {
+        self.0.fetch_add(1, Ordering::SeqCst);
+        Box::pin(std::future::pending())
+    }
+}
+
+#[tokio::test]
+async fn so_many_events_are_on_their_way_and_refusals_keep_none_of_the_others_back() {
+    let stuck = Arc::new(Stuck::default());
+    let (hooks, timeout) = (stuck.clone(), Duration::from_secs(600));
+    let hooking = Hooking { hooks, timeout, on_failure: OnFailure::Refuse, ceilings: BTreeMap::new() };
+    let junk = JunkLimit { per_second: 1, burst: 100_000 };
+    let scene = Scene::made(On::Sqlite, 1, Settings { junk, ..Settings::default() }, Some(hooking)).await;
+    let (half, told) = (MAX_TELLING as u64 / 2, || stuck.0.load(Ordering::SeqCst));
+    for _ in 0..MAX_TELLING {
+        assert_eq!(challenge(&scene.call(&params("search", Some(&raw("[]")))).await), "invalid_payload");
+    }
+    scene.until("the refusals", async || told() == half).await;
+    assert!(is_output(&scene.call(&params("search", Some(&payment("search", 1, Some(ID))))).await));
+    scene.until("the settlement", async || told() == half + 1).await;
 }
 
 #[tokio::test]

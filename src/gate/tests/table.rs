@@ -567,6 +567,21 @@ async fn a_source_of_junk_is_stopped_before_the_facilitator() {
 }
 
 #[tokio::test]
+async fn what_cannot_be_read_counts_too() {
+    let junk = JunkLimit { per_second: 1, burst: 3 };
+    let scene = Scene::of(On::Sqlite, 1, Settings { junk, ..Settings::default() }).await;
+    let told: Vec<String> = {
+        let mut told = Vec::new();
+        for _ in 0..12 {
+            told.push(challenge(&scene.call(&params("search", Some(&raw("[]")))).await));
+        }
+        told
+    };
+    let refused = told.iter().filter(|word| *word == "invalid_payload").count();
+    assert!((3..=6).contains(&refused) && told.iter().any(String::is_empty), "{told:?}");
+}
+
+#[tokio::test]
 async fn good_payments_do_not_count_however_long_they_run_or_whatever_became_of_them() {
     let junk = JunkLimit { per_second: 1, burst: 3 };
     let scene = Scene::of(On::Sqlite, 1, Settings { junk, ..Settings::default() }).await;
