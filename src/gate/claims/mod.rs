@@ -13,12 +13,14 @@ mod postgres;
 #[cfg(feature = "sqlite")]
 mod sqlite;
 mod states;
+mod store;
 #[cfg(test)]
 pub(super) mod tests;
 
 use std::fmt;
 #[cfg(feature = "sqlite")]
 use std::path::Path;
+use std::sync::Arc;
 use std::time::Duration;
 
 use serde_json::value::RawValue;
@@ -26,6 +28,7 @@ use sha2::{Digest, Sha256};
 
 pub use operator::{ClaimEvent, SHORTEST};
 pub use states::{Arrow, State};
+pub use store::{Store, Stored, Written};
 
 use super::extensions::Identifier;
 use super::payment::{CallKey, Identity};
@@ -59,7 +62,7 @@ impl ClaimError {
 #[derive(Clone, PartialEq, Eq)]
 pub struct Lease {
     pub identity: Identity,
-    token: [u8; 16],
+    pub token: [u8; 16],
 }
 
 impl fmt::Debug for Lease {
@@ -276,46 +279,12 @@ pub struct Due {
 }
 
 pub struct Claims {
-    store: Store,
+    store: Arc<dyn Store>,
     world: World,
     ring: KeyRing,
     terms: Terms,
     #[cfg(test)]
     lost: std::sync::Mutex<Vec<(State, bool)>>,
-}
-
-enum Store {
-    #[cfg(feature = "sqlite")]
-    Sqlite(sqlite::Sqlite),
-    #[cfg(feature = "postgres")]
-    Postgres(postgres::Postgres),
-}
-
-/// One method of the store that is there.
-macro_rules! on {
-    ($self:expr, $store:ident => $call:expr) => {
-        match &$self.store {
-            #[cfg(feature = "sqlite")]
-            Store::Sqlite($store) => $call,
-            #[cfg(feature = "postgres")]
-            Store::Postgres($store) => $call,
-        }
-    };
-}
-
-/// [`Change`] as the stores write it.
-struct Written<'a> {
-    arrow: Arrow,
-    lease_ms: i64,
-    reason: Option<String>,
-    settle_request: Option<Vec<u8>>,
-    receipt: Option<&'a str>,
-    kept: Option<Kept>,
-    /// Round, sealed body, milliseconds.
-    answer: Option<([u8; 32], Vec<u8>, i64)>,
-    again_in_ms: i64,
-    /// Answers that are there live this long at least from the moment on at which they became the payer's.
-    answers_ms: i64,
 }
 
 /// Without a moment of its own an unknown claim is looked at again after this long, milliseconds.
@@ -326,18 +295,30 @@ impl Claims {
     /// One gate alone. The file is made with mode 0600 where there is none, and brought up to this program's schema.
     #[cfg(feature = "sqlite")]
     pub async fn open_sqlite(path: &Path, world: World, ring: KeyRing, terms: Terms) -> Result<Claims, ClaimError> {
-        let store = Store::Sqlite(sqlite::Sqlite::open(path, world.clone()).await?);
+        let store = Claims::file(path, world.clone()).await?;
         Ok(Claims::on(store, world, ring, terms))
+    }
+
+    /// What [`Claims::open_sqlite`] keeps them in.
+    #[cfg(feature = "sqlite")]
+    pub async fn file(path: &Path, world: World) -> Result<Arc<dyn Store>, ClaimError> {
+        Ok(Arc::new(sqlite::Sqlite::open(path, world).await?))
     }
 
     /// Any number of replicas. A schema that is not this program's is refused (`tollway migrate`).
     #[cfg(feature = "postgres")]
     pub async fn connect(database: &Database, world: World, ring: KeyRing, terms: Terms) -> Result<Claims, ClaimError> {
-        let store = Store::Postgres(postgres::Postgres::connect(database).await?);
+        let store = Claims::database(database).await?;
         Ok(Claims::on(store, world, ring, terms))
     }
 
-    fn on(store: Store, world: World, ring: KeyRing, terms: Terms) -> Claims {
+    /// What [`Claims::connect`] keeps them in.
+    #[cfg(feature = "postgres")]
+    pub async fn database(database: &Database) -> Result<Arc<dyn Store>, ClaimError> {
+        Ok(Arc::new(postgres::Postgres::connect(database).await?))
+    }
+
+    pub fn on(store: Arc<dyn Store>, world: World, ring: KeyRing, terms: Terms) -> Claims {
         Claims {
             store,
             world,
@@ -359,7 +340,7 @@ impl Claims {
     }
 
     pub async fn look(&self, identity: &Identity) -> Result<Option<Claim>, ClaimError> {
-        Ok(on!(self, store => store.look(identity).await)?)
+        Ok(self.store.look(identity).await?)
     }
 
     /// Makes the claim, or takes over one that was given back, that failed, or whose holder is gone before anything was
@@ -368,7 +349,7 @@ impl Claims {
         let lease = Lease { identity: new.identity, token: self.world.random() };
         // Whoever took it over may be gone again by the time it is looked at.
         for _ in 0..3 {
-            match on!(self, store => store.claim(new, &lease, millis(self.terms.lease)).await)? {
+            match self.store.claim(new, &lease, millis(self.terms.lease)).await? {
                 Some(true) => return Ok(Claimed::Fresh(lease)),
                 Some(false) => {
                     if let Some(claim) = self.look(&new.identity).await? {
@@ -393,7 +374,7 @@ impl Claims {
 
     /// While the handler runs. `Lost`: stop it if that can be done, and deliver nothing.
     pub async fn renew(&self, lease: &Lease) -> Result<Result<(), Lost>, ClaimError> {
-        let held = on!(self, store => store.renew(lease, millis(self.terms.lease)).await)?;
+        let held = self.store.renew(lease, millis(self.terms.lease)).await?;
         Ok(if held { Ok(()) } else { Err(Lost) })
     }
 
@@ -433,12 +414,12 @@ impl Claims {
             let lost = self.lost.lock().unwrap().iter().find(|(to, _)| *to == arrow.to).map(|(_, written)| *written);
             if let Some(is_written) = lost {
                 if is_written {
-                    on!(self, store => store.advance(lease, &written).await)?;
+                    self.store.advance(lease, &written).await?;
                 }
                 return Err(LedgerError::Unavailable("its answer was lost".into()).into());
             }
         }
-        let taken = on!(self, store => store.advance(lease, &written).await)?;
+        let taken = self.store.advance(lease, &written).await?;
         Ok(if taken { Ok(()) } else { Err(Lost) })
     }
 
@@ -448,13 +429,13 @@ impl Claims {
     pub async fn take(&self, identity: &Identity, state: State, counts: bool) -> Result<Option<Lease>, ClaimError> {
         let lease = Lease { identity: *identity, token: self.world.random() };
         let max_runs = if counts { Some(i64::from(self.terms.max_runs)) } else { None };
-        let taken = on!(self, store => store.take(&lease, state, max_runs, millis(self.terms.lease)).await)?;
+        let taken = self.store.take(&lease, state, max_runs, millis(self.terms.lease)).await?;
         Ok(taken.then_some(lease))
     }
 
     /// The stored result of a round, for a caller with proof; `None` where none is kept any more.
     pub async fn answer(&self, identity: &Identity, round: &[u8; 32]) -> Result<Option<Box<RawValue>>, ClaimError> {
-        let Some(sealed) = on!(self, store => store.answer(identity, round).await)? else { return Ok(None) };
+        let Some(sealed) = self.store.answer(identity, round).await? else { return Ok(None) };
         let broken = || ClaimError::Sealed(identity.short());
         let plain = self.ring.open(&answer_context(identity, round), &sealed).map_err(|_| broken())?;
         let text = String::from_utf8(plain).map_err(|_| broken())?;
@@ -473,14 +454,14 @@ impl Claims {
 
     /// The exact settle request of a claim whose end is open.
     pub async fn settle_request(&self, identity: &Identity) -> Result<Option<Vec<u8>>, ClaimError> {
-        let Some(sealed) = on!(self, store => store.settle_request(identity).await)? else { return Ok(None) };
+        let Some(sealed) = self.store.settle_request(identity).await? else { return Ok(None) };
         let opened = self.ring.open(&request_context(identity), &sealed);
         opened.map(Some).map_err(|_| ClaimError::Sealed(identity.short()))
     }
 
     #[cfg(test)]
     async fn sealed_request(&self, identity: &Identity) -> Option<Vec<u8>> {
-        on!(self, store => store.settle_request(identity).await).ok().flatten()
+        self.store.settle_request(identity).await.ok().flatten()
     }
 
     /// What a dead holder left behind: `claimed` becomes released, `settling` becomes unknown. Then at most `most`
@@ -488,9 +469,9 @@ impl Claims {
     /// Every network has its share, in which the one that is longest due and the newest take turns: what nobody can end
     /// keeps nothing else waiting.
     pub async fn due(&self, most: u32) -> Result<Vec<Due>, ClaimError> {
-        on!(self, store => store.expire().await)?;
+        self.store.expire().await?;
         let token = self.world.random();
-        let claims = on!(self, store => store.due(&token, i64::from(most), millis(self.terms.lease)).await)?;
+        let claims = self.store.due(&token, i64::from(most), millis(self.terms.lease)).await?;
         let due = |claim: Claim| Due { lease: Lease { identity: claim.identity, token }, claim };
         Ok(claims.into_iter().map(due).collect())
     }
@@ -499,12 +480,12 @@ impl Claims {
     /// [`NewClaim::dies_at`]), at most `most`.
     pub async fn forget_requests(&self, network: &str, dead: u64, most: u32) -> Result<u64, ClaimError> {
         let dead = i64::try_from(dead).unwrap_or(i64::MAX);
-        Ok(on!(self, store => store.forget_requests(network, dead, i64::from(most)).await)?)
+        Ok(self.store.forget_requests(network, dead, i64::from(most)).await?)
     }
 
     /// Removes answers that are too old, at most `most`. Identities stay for ever.
     pub async fn forget_answers(&self, most: u32) -> Result<u64, ClaimError> {
-        Ok(on!(self, store => store.forget_answers(i64::from(most)).await)?)
+        Ok(self.store.forget_answers(i64::from(most)).await?)
     }
 }
 

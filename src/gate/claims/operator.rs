@@ -1,6 +1,6 @@
 //! What an operator sees of the claims, and nothing that changes one: an end is given through the arrows as by a sweep.
 
-use super::{Claim, ClaimError, Claims, Identity, State, Store};
+use super::{Claim, ClaimError, Claims, Identity, State};
 use crate::ledger::LedgerError;
 
 /// One change of state.
@@ -21,12 +21,7 @@ impl Claims {
     /// Claims in one of these states, newest first.
     pub async fn list(&self, states: &[State], most: u32) -> Result<Vec<Claim>, ClaimError> {
         let words: Vec<&str> = states.iter().map(|state| state.as_str()).collect();
-        Ok(match &self.store {
-            #[cfg(feature = "sqlite")]
-            Store::Sqlite(store) => store.list(&words, i64::from(most)).await?,
-            #[cfg(feature = "postgres")]
-            Store::Postgres(store) => store.list(&words, i64::from(most)).await?,
-        })
+        Ok(self.store.list(&words, i64::from(most)).await?)
     }
 
     /// The claim whose identity begins with these lower-case hex digits; `None` where none does, or several do.
@@ -39,40 +34,25 @@ impl Claims {
         if !(SHORTEST..=64).contains(&digits.len()) {
             return Ok(None);
         }
-        let mut found = match &self.store {
-            #[cfg(feature = "sqlite")]
-            Store::Sqlite(store) => store.between(&low, &high).await?,
-            #[cfg(feature = "postgres")]
-            Store::Postgres(store) => store.between(&low, &high).await?,
-        };
+        let mut found = self.store.between(&low, &high).await?;
         Ok(if found.len() == 1 { found.pop() } else { None })
     }
 
     /// At most the first 1,000.
     pub async fn events(&self, identity: &Identity) -> Result<Vec<ClaimEvent>, ClaimError> {
-        let rows = match &self.store {
-            #[cfg(feature = "sqlite")]
-            Store::Sqlite(store) => store.events(identity).await?,
-            #[cfg(feature = "postgres")]
-            Store::Postgres(store) => store.events(identity).await?,
-        };
+        let rows = self.store.events(identity).await?;
         Ok(rows.into_iter().map(read).collect::<Result<_, LedgerError>>()?)
     }
 
     /// By the store's clock, unix milliseconds.
     pub async fn now_ms(&self) -> Result<u64, ClaimError> {
-        let now = match &self.store {
-            #[cfg(feature = "sqlite")]
-            Store::Sqlite(store) => store.now_ms().await?,
-            #[cfg(feature = "postgres")]
-            Store::Postgres(store) => store.now_ms().await?,
-        };
+        let now = self.store.now_ms().await?;
         Ok(u64::try_from(now).unwrap_or(0))
     }
 }
 
 /// Moment, states before and after, reason.
-pub(super) type EventRow = (i64, Option<String>, String, Option<String>);
+pub type EventRow = (i64, Option<String>, String, Option<String>);
 
 fn read((at, from, to, reason): EventRow) -> Result<ClaimEvent, LedgerError> {
     let state = |word: &str| {
