@@ -211,7 +211,7 @@ impl Seller {
 
     /// Runs the handler of a payment that is settled: at once in `upfront`, or again and free. `lease`: of the claim.
     pub async fn run_paid(&self, lease: &Lease, receipt: Box<RawValue>, call: &CallKey, handler: Handler) -> Sold {
-        let ran = match self.holding(lease, self.bounded(handler, self.settings.handler)).await {
+        let ran = match self.run(lease, handler, self.settings.handler).await {
             Ok(ran) => ran,
             Err(Lost) => return Sold::Withheld(Withheld::InProgress),
         };
@@ -235,6 +235,23 @@ impl Seller {
                 Sold::Delivered { ran, receipt }
             }
         }
+    }
+
+    /// A holder that stood still past its lease begins nothing: another may have begun the same. Where the store cannot be
+    /// asked, nothing begins either; the claim is had again when the lease is over.
+    async fn run(&self, lease: &Lease, handler: Handler, limit: Duration) -> Result<Ran, Lost> {
+        // It may stand still while it asks, too.
+        for _ in 0..3 {
+            if self.claims.surely_holds(lease) {
+                return self.holding(lease, self.bounded(handler, limit)).await;
+            }
+            match self.claims.renew(lease).await {
+                Ok(Err(Lost)) => return Err(Lost),
+                Ok(Ok(())) => {}
+                Err(error) => tracing::warn!(%error, "a claim's lease could not be renewed"),
+            }
+        }
+        Err(Lost)
     }
 
     /// A handler that hangs, panics, or gives what is no result, failed.
@@ -313,7 +330,7 @@ impl Sale<'_> {
     async fn authorization(self, handler: Handler) -> Sold {
         // An output that is later than its authorization could not be sold.
         let limit = self.seller.settings.handler.min(Duration::from_secs(self.order.offer.max_timeout_seconds));
-        let ran = match self.holding(self.seller.bounded(handler, limit)).await {
+        let ran = match self.seller.run(&self.lease, handler, limit).await {
             Ok(ran) => ran,
             Err(Lost) => return Sold::Withheld(Withheld::InProgress),
         };
@@ -691,6 +708,32 @@ mod tests {
             let claim = scene.claim().await;
             assert_eq!((claim.state, claim.leased, claim.kept), (State::Settled, false, kept));
         }
+    }
+
+    #[tokio::test]
+    async fn who_stood_still_past_its_lease_begins_nothing() {
+        let scene = scene((200, VALID), &[(200, &yes())]).await;
+        let Sold::Delivered { .. } = scene.sell(true, Ran::Error(RpcError::internal("x"))).await else { panic!() };
+        let (claims, identity) = (&scene.seller.claims, good(1, 5).identity);
+        let first = claims.take(&identity, State::Settled, true).await.unwrap().unwrap();
+        let call = CallKey::of(Kind::Tool, &json::raw(&json!({"name": "search"}))).unwrap();
+        let run = async |lease: &Lease| {
+            let runs = scene.runs.clone();
+            let handler = async move {
+                runs.fetch_add(1, Ordering::SeqCst);
+                output()
+            };
+            scene.seller.run_paid(lease, json::raw(&json!({})), &call, handler.boxed()).await
+        };
+        scene.clock.0.fetch_add(30_001, Ordering::SeqCst);
+        first.stand_still(Duration::from_secs(30));
+        let second = claims.take(&identity, State::Settled, true).await.unwrap().unwrap();
+        assert!(matches!(run(&first).await, Sold::Withheld(Withheld::InProgress)));
+        assert_eq!(scene.runs.load(Ordering::SeqCst), 1, "what the other one may do now");
+        // Late, and nobody has it: it is had again first.
+        second.stand_still(Duration::from_secs(20));
+        assert!(matches!(run(&second).await, Sold::Delivered { .. }));
+        assert_eq!(scene.runs.load(Ordering::SeqCst), 2);
     }
 
     #[tokio::test]

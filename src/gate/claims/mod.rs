@@ -20,11 +20,12 @@ pub(super) mod tests;
 use std::fmt;
 #[cfg(feature = "sqlite")]
 use std::path::Path;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use serde_json::value::RawValue;
 use sha2::{Digest, Sha256};
+use tokio::time::Instant;
 
 pub use operator::{ClaimEvent, SHORTEST};
 pub use states::{Arrow, State};
@@ -59,11 +60,37 @@ impl ClaimError {
 }
 
 /// Whoever holds it is the one that works on the claim. Its token is no secret of anybody's, but is shown nowhere.
-#[derive(Clone, PartialEq, Eq)]
+#[derive(Clone)]
 pub struct Lease {
     pub identity: Identity,
-    pub token: [u8; 16],
+    token: [u8; 16],
+    /// The last moment before which the store was not yet asked, and then said that it holds.
+    held_at: Arc<Mutex<Instant>>,
 }
+
+impl Lease {
+    pub fn new(identity: Identity, token: [u8; 16]) -> Lease {
+        Lease { identity, token, held_at: Arc::new(Mutex::new(Instant::now())) }
+    }
+
+    fn held_since(&self, asked: Instant) {
+        *self.held_at.lock().unwrap_or_else(PoisonError::into_inner) = asked;
+    }
+
+    /// As if its holder had stood still for so long.
+    #[cfg(test)]
+    pub(super) fn stand_still(&self, long: Duration) {
+        self.held_since(Instant::now() - long);
+    }
+}
+
+impl PartialEq for Lease {
+    fn eq(&self, other: &Lease) -> bool {
+        (self.identity, self.token) == (other.identity, other.token)
+    }
+}
+
+impl Eq for Lease {}
 
 impl fmt::Debug for Lease {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -346,7 +373,7 @@ impl Claims {
     /// Makes the claim, or takes over one that was given back, that failed, or whose holder is gone before anything was
     /// broadcast.
     pub async fn claim(&self, new: &NewClaim<'_>) -> Result<Claimed, ClaimError> {
-        let lease = Lease { identity: new.identity, token: self.world.random() };
+        let lease = Lease::new(new.identity, self.world.random());
         // Whoever took it over may be gone again by the time it is looked at.
         for _ in 0..3 {
             match self.store.claim(new, &lease, millis(self.terms.lease)).await? {
@@ -374,8 +401,19 @@ impl Claims {
 
     /// While the handler runs. `Lost`: stop it if that can be done, and deliver nothing.
     pub async fn renew(&self, lease: &Lease) -> Result<Result<(), Lost>, ClaimError> {
+        let asked = Instant::now();
         let held = self.store.renew(lease, millis(self.terms.lease)).await?;
-        Ok(if held { Ok(()) } else { Err(Lost) })
+        if !held {
+            return Ok(Err(Lost));
+        }
+        lease.held_since(asked);
+        Ok(Ok(()))
+    }
+
+    /// Whether it cannot be over, nor be soon, by how long ago it was had. A holder that stood still asks the store
+    /// before it begins what another may have begun meanwhile.
+    pub fn surely_holds(&self, lease: &Lease) -> bool {
+        lease.held_at.lock().unwrap_or_else(PoisonError::into_inner).elapsed() < self.terms.lease / 2
     }
 
     /// Takes an arrow. An error leaves open whether it was taken, unless it says so ([`ClaimError::wrote_nothing`]); the
@@ -419,15 +457,21 @@ impl Claims {
                 return Err(LedgerError::Unavailable("its answer was lost".into()).into());
             }
         }
-        let taken = self.store.advance(lease, &written).await?;
-        Ok(if taken { Ok(()) } else { Err(Lost) })
+        let asked = Instant::now();
+        if !self.store.advance(lease, &written).await? {
+            return Ok(Err(Lost));
+        }
+        if arrow.keeps_lease {
+            lease.held_since(asked);
+        }
+        Ok(Ok(()))
     }
 
     /// Takes the lease of a claim in `state` on which nobody works. `counts`: it is one of the free runs of a settled
     /// payment, of which there are [`Terms::max_runs`]. `None`: somebody works on it, it is in another state, or no run
     /// is left.
     pub async fn take(&self, identity: &Identity, state: State, counts: bool) -> Result<Option<Lease>, ClaimError> {
-        let lease = Lease { identity: *identity, token: self.world.random() };
+        let lease = Lease::new(*identity, self.world.random());
         let max_runs = if counts { Some(i64::from(self.terms.max_runs)) } else { None };
         let taken = self.store.take(&lease, state, max_runs, millis(self.terms.lease)).await?;
         Ok(taken.then_some(lease))
@@ -472,7 +516,7 @@ impl Claims {
         self.store.expire().await?;
         let token = self.world.random();
         let claims = self.store.due(&token, i64::from(most), millis(self.terms.lease)).await?;
-        let due = |claim: Claim| Due { lease: Lease { identity: claim.identity, token }, claim };
+        let due = |claim: Claim| Due { lease: Lease::new(claim.identity, token), claim };
         Ok(claims.into_iter().map(due).collect())
     }
 
