@@ -13,7 +13,7 @@ use tokio::time::Instant;
 use super::ask::Ask;
 use super::breaker::Guarded;
 use super::challenge::{Presented, Reason, Withheld};
-use super::claims::{Claim, ClaimError, Claims, Proof, State};
+use super::claims::{Arrow, Change, Claim, ClaimError, Claims, Proof, State};
 use super::hooked::MAX_TELLING;
 use super::hooks::{Altered, Hooking};
 use super::junk::{Junk, Trial};
@@ -386,6 +386,11 @@ impl Gate {
         let (seller, identity, call, paid) = (self.0.seller.clone(), claim.identity, ask.call, receipt.clone());
         let done = self.in_a_task(async move {
             match seller.claims.take(&identity, State::Settled, counts).await {
+                // A twin may have run this round since the claim was looked at.
+                Ok(Some(lease)) if !counts && seller.claims.answer(&identity, &call.round).await?.is_some() => {
+                    let _ = seller.claims.advance(&lease, Arrow::RAN, Change::default()).await?;
+                    Ok(Err(run))
+                }
                 Ok(Some(lease)) => Ok(Ok(seller.run_paid(&lease, receipt, &call, run).await)),
                 Ok(None) => Ok(Err(run)),
                 Err(error) => Err(error),

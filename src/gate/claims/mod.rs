@@ -468,8 +468,8 @@ impl Claims {
     }
 
     /// Takes the lease of a claim in `state` on which nobody works. `counts`: it is one of the free runs of a settled
-    /// payment, of which there are [`Terms::max_runs`]. `None`: somebody works on it, it is in another state, or no run
-    /// is left.
+    /// payment, of which there are [`Terms::max_runs`]. `None`: somebody works on it, it is in another state, no run is
+    /// left, or there is an answer by now.
     pub async fn take(&self, identity: &Identity, state: State, counts: bool) -> Result<Option<Lease>, ClaimError> {
         let lease = Lease::new(*identity, self.world.random());
         let max_runs = if counts { Some(i64::from(self.terms.max_runs)) } else { None };

@@ -216,7 +216,7 @@ impl Postgres {
             "UPDATE {0}claims SET lease_token = $2, lease_until = {0}tollway_now() + $5, \
                runs = runs + CASE WHEN $4::BIGINT IS NULL THEN 0 ELSE 1 END \
              WHERE identity = $1 AND state = $3 AND (lease_until IS NULL OR lease_until <= {0}tollway_now()) \
-               AND ($4::BIGINT IS NULL OR runs < $4) RETURNING 1",
+               AND ($4::BIGINT IS NULL OR runs < $4 AND answer = 'none') RETURNING 1",
             self.within
         );
         let params: [Param<'_>; 5] = [

@@ -207,7 +207,7 @@ impl Sqlite {
         let done = sqlx::query(
             "UPDATE claims SET lease_token = ?1, lease_until = ?2, runs = runs + CASE WHEN ?3 IS NULL THEN 0 ELSE 1 END \
              WHERE identity = ?4 AND state = ?5 AND (lease_until IS NULL OR lease_until <= ?6) \
-             AND (?3 IS NULL OR runs < ?3)",
+             AND (?3 IS NULL OR runs < ?3 AND answer = 'none')",
         )
         .bind(&lease.token[..])
         .bind(now.saturating_add(lease_ms))

@@ -422,6 +422,17 @@ async fn free_runs_are_counted_one_at_a_time(shop: &Shop) {
     let failed = Change { answer, reason: Some("handler_failed"), ..Change::default() };
     shop.one().advance(&lease, Arrow::RAN, failed).await.unwrap().unwrap();
     for run in 1..=3 {
+        if run == 2 {
+            // Two saw that there is no answer, and one of them has made one.
+            let lease = shop.one().take(&pay.identity, State::Settled, false).await.unwrap().unwrap();
+            let result = raw("{}");
+            let kept = Some(Answer::Keep { round: &[8; 32], result: &result, asks: false });
+            let change = Change { answer: kept, ..Change::default() };
+            shop.one().advance(&lease, Arrow::RAN, change).await.unwrap().unwrap();
+            assert!(shop.two().take(&pay.identity, State::Settled, true).await.unwrap().is_none(), "it ran");
+            let lease = shop.one().take(&pay.identity, State::Settled, false).await.unwrap().unwrap();
+            shop.one().advance(&lease, Arrow::RAN, failed).await.unwrap().unwrap();
+        }
         let both = join_all([0, 1].map(|n| shop.replicas[n].take(&pay.identity, State::Settled, true))).await;
         let mut leases: Vec<Lease> = both.into_iter().filter_map(Result::unwrap).collect();
         assert_eq!(leases.len(), 1, "run {run}");
