@@ -9,10 +9,12 @@ use sha2::{Digest, Sha256};
 use stellar_strkey::ed25519::{PrivateKey, PublicKey};
 use stellar_xdr::{
     AccountId, ContractDataDurability, ContractDataEntry, ContractExecutable, ExtensionPoint, Hash, HashIdPreimage,
-    HashIdPreimageSorobanAuthorization, HostFunction, InvokeContractArgs, LedgerEntryData, LedgerKey,
-    LedgerKeyContractData, Limits, MuxedAccount, OperationBody, Preconditions, PublicKey as XdrKey, ReadXdr, ScAddress,
-    ScContractInstance, ScNonceKey, ScVal, SequenceNumber, SorobanAddressCredentials, SorobanAuthorizationEntry,
-    SorobanAuthorizedFunction, SorobanCredentials, TransactionEnvelope, TransactionV1Envelope, Uint256, WriteXdr,
+    HashIdPreimageSorobanAuthorization, HostFunction, Int128Parts, InvokeContractArgs, InvokeHostFunctionOp,
+    LedgerEntryData, LedgerKey, LedgerKeyContractData, Limits, Memo, MuxedAccount, Operation, OperationBody,
+    Preconditions, PublicKey as XdrKey, ReadXdr, ScAddress, ScContractInstance, ScMap, ScMapEntry, ScNonceKey, ScVal,
+    ScVec, SequenceNumber, SorobanAddressCredentials, SorobanAuthorizationEntry, SorobanAuthorizedFunction,
+    SorobanAuthorizedInvocation, SorobanCredentials, TimeBounds, TimePoint, Transaction, TransactionEnvelope,
+    TransactionExt, TransactionV1Envelope, Uint256, WriteXdr,
 };
 
 use super::world::{World, lock};
@@ -110,6 +112,12 @@ impl Chain {
         lock(&self.state).transfers.clone()
     }
 
+    /// The transfer that used this nonce.
+    pub fn of_nonce(&self, nonce: i64) -> Option<Transfer> {
+        let state = lock(&self.state);
+        state.by_nonce.get(&nonce).map(|at| state.transfers[*at].clone())
+    }
+
     pub fn balance(&self) -> i128 {
         lock(&self.state).balance
     }
@@ -144,7 +152,9 @@ impl Chain {
         let (pay_to, asset, amount) = terms(&signed.call).ok_or("no transfer")?;
         let mut state = lock(&self.state);
         if let Some(at) = state.by_nonce.get(&nonce) {
-            return Ok(state.transfers[*at].clone());
+            let used = &state.transfers[*at];
+            let same = (&used.pay_to, &used.asset, used.amount) == (&pay_to, &asset, amount);
+            return if same { Ok(used.clone()) } else { Err("nonce already exists for address") };
         }
         if ledger > expiration {
             return Err("signature has expired");
@@ -170,6 +180,66 @@ impl Chain {
         world.trace(&format!("chain: {} moves in {ledger}", nonce));
         Ok(transfer)
     }
+}
+
+/// What a payer sends: a transfer of the account's money, signed with this nonce until this ledger, base64 XDR.
+pub fn payment(nonce: i64, pay_to: &str, amount: i128, expiration: u32, max_time: u64) -> String {
+    let to: ScAddress = pay_to.parse().expect("an address");
+    let contract: ScAddress = ASSET.parse().expect("a contract");
+    let call = InvokeContractArgs {
+        contract_address: contract,
+        function_name: "transfer".try_into().expect("a name"),
+        args: vec![
+            ScVal::Address(account()),
+            ScVal::Address(to),
+            ScVal::I128(Int128Parts { hi: (amount >> 64) as i64, lo: amount as u64 }),
+        ]
+        .try_into()
+        .expect("arguments"),
+    };
+    let invocation = SorobanAuthorizedInvocation {
+        function: SorobanAuthorizedFunction::ContractFn(call.clone()),
+        sub_invocations: Default::default(),
+    };
+    let signature = sign(&HashIdPreimage::SorobanAuthorization(HashIdPreimageSorobanAuthorization {
+        network_id: Hash(Sha256::digest(PASSPHRASE).into()),
+        nonce,
+        signature_expiration_ledger: expiration,
+        invocation: invocation.clone(),
+    }));
+    let part = |name: &str, bytes: &[u8]| ScMapEntry {
+        key: ScVal::Symbol(name.try_into().expect("a symbol")),
+        val: ScVal::Bytes(bytes.to_vec().try_into().expect("bytes")),
+    };
+    let parts = vec![part("public_key", &key().verifying_key().to_bytes()), part("signature", &signature)];
+    let map = ScVal::Map(Some(ScMap(parts.try_into().expect("a map"))));
+    let credentials = SorobanAddressCredentials {
+        address: account(),
+        nonce,
+        signature_expiration_ledger: expiration,
+        signature: ScVal::Vec(Some(ScVec(vec![map].try_into().expect("a list")))),
+    };
+    let entry = SorobanAuthorizationEntry {
+        credentials: SorobanCredentials::Address(credentials),
+        root_invocation: invocation,
+    };
+    let operation = Operation {
+        source_account: None,
+        body: OperationBody::InvokeHostFunction(InvokeHostFunctionOp {
+            host_function: HostFunction::InvokeContract(call),
+            auth: vec![entry].try_into().expect("one entry"),
+        }),
+    };
+    let tx = Transaction {
+        source_account: MuxedAccount::Ed25519(Uint256([0; 32])),
+        fee: 100,
+        seq_num: SequenceNumber(0),
+        cond: Preconditions::Time(TimeBounds { min_time: TimePoint(0), max_time: TimePoint(max_time) }),
+        memo: Memo::None,
+        operations: vec![operation].try_into().expect("one operation"),
+        ext: TransactionExt::V0,
+    };
+    to_base64(&TransactionEnvelope::Tx(TransactionV1Envelope { tx, signatures: Default::default() }))
 }
 
 /// The one transfer of a transaction, its signature verified.

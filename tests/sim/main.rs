@@ -1,13 +1,15 @@
-//! Deterministic simulation of the paid call: three buyers on one ledger, a seller, chain, signer and catalog in one
-//! process, on a seeded world that loses, cuts, repeats and delays messages, lies, and kills at any await. The business
-//! code is the real one. After each seed the promises are judged from outside.
+//! Deterministic simulation on a seeded world that loses, cuts, repeats and delays messages, lies, freezes, and kills at
+//! any await. The business code is the real one. Two stories: `call`, the paid call (three buyers on one ledger, a
+//! seller, chain, signer and catalog), and `gate`, the sale (two or three gates on one store of claims, a facilitator,
+//! the chain, payers and a thief). At each step and after each seed the promises are judged from outside.
 //!
-//! `cargo test --test sim -- [--seeds N] [--from N] [--seed N [--trace]] [--bug NAME] [--threads N]`
+//! `cargo test --test sim -- [--story call|gate] [--seeds N] [--from N] [--seed N [--trace]] [--bug NAME] [--threads N]`
 #![allow(clippy::disallowed_methods, reason = "the world is the adapter that owns threads, tasks and time")]
 
 mod agent;
 mod buyer;
 mod chain;
+mod gate;
 mod http;
 mod judge;
 mod ledger;
@@ -26,29 +28,84 @@ use std::process::ExitCode;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::time::Instant;
 
-use ledger::{BUGS, Bug};
 use seed::{Options, Outcome, Workshop};
-use stats::Stats;
+use stats::{GateStats, Stats};
 
 const NAME: &str = "simulation";
-const SEEDS: u64 = 2_000;
-/// So many seeds are run twice, and their traces must be equal.
-const TWICE: u64 = 100;
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Story {
+    Call,
+    Gate,
+}
+
+impl Story {
+    const ALL: [Story; 2] = [Story::Call, Story::Gate];
+
+    fn name(self) -> &'static str {
+        match self {
+            Story::Call => "call",
+            Story::Gate => "gate",
+        }
+    }
+
+    /// With every run of the tests.
+    fn seeds(self) -> u64 {
+        match self {
+            Story::Call => 2_000,
+            Story::Gate => 300,
+        }
+    }
+
+    /// So many seeds are run twice, and their traces must be equal.
+    fn twice(self) -> u64 {
+        self.seeds() / 20
+    }
+
+    fn bugs(self) -> Vec<(&'static str, Planted)> {
+        match self {
+            Story::Call => ledger::BUGS.iter().map(|(name, bug)| (*name, Planted::Call(*bug))).collect(),
+            Story::Gate => gate::BUGS.iter().map(|(name, bug)| (*name, Planted::Gate(*bug))).collect(),
+        }
+    }
+}
+
+/// A mistake that the simulation has to find.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Planted {
+    Call(ledger::Bug),
+    Gate(gate::Bug),
+}
+
+impl Planted {
+    fn story(self) -> Story {
+        match self {
+            Planted::Call(_) => Story::Call,
+            Planted::Gate(_) => Story::Gate,
+        }
+    }
+}
+
+/// Stories of the gate on PostgreSQL, where `TOLLWAY_TEST_POSTGRES` names a server.
+const ON_POSTGRES: u64 = 8;
 /// A planted bug has to be found among so many.
 const FIND_WITHIN: u64 = 400;
 
 struct Arguments {
-    seeds: u64,
+    /// `None`: both.
+    story: Option<Story>,
+    /// `None`: as many as with every run of the tests.
+    seeds: Option<u64>,
     from: u64,
     seed: Option<u64>,
     trace: bool,
-    bug: Option<Bug>,
+    bug: Option<Planted>,
     threads: u64,
 }
 
 /// `None`: what was asked for is not this test.
 fn arguments() -> Result<Option<Arguments>, String> {
-    let mut out = Arguments { seeds: SEEDS, from: 0, seed: None, trace: false, bug: None, threads: 2 };
+    let mut out = Arguments { story: None, seeds: None, from: 0, seed: None, trace: false, bug: None, threads: 2 };
     let mut given = std::env::args().skip(1);
     let mut ours = true;
     while let Some(name) = given.next() {
@@ -57,15 +114,21 @@ fn arguments() -> Result<Option<Arguments>, String> {
             value.ok_or_else(|| format!("{name} needs a number"))
         };
         match name.as_str() {
-            "--seeds" => out.seeds = number()?,
+            "--story" => {
+                let name = given.next().unwrap_or_default();
+                let known = Story::ALL.into_iter().find(|story| story.name() == name);
+                out.story = Some(known.ok_or_else(|| format!("no story is called {name:?}: call or gate"))?);
+            }
+            "--seeds" => out.seeds = Some(number()?),
             "--from" => out.from = number()?,
             "--seed" => out.seed = Some(number()?),
             "--threads" => out.threads = number()?.max(1),
             "--trace" => out.trace = true,
             "--bug" => {
                 let bug = given.next().unwrap_or_default();
-                let known = BUGS.iter().find(|(name, _)| *name == bug);
-                out.bug = Some(known.ok_or_else(|| format!("no bug is called {bug:?}"))?.1);
+                let known = Story::ALL.into_iter().flat_map(Story::bugs).find(|(name, _)| *name == bug);
+                let known = known.ok_or_else(|| format!("no bug is called {bug:?}"))?.1;
+                (out.bug, out.story) = (Some(known), Some(known.story()));
             }
             // What the standard harness takes, and cargo hands to every test of a run.
             "--quiet" | "-q" | "--nocapture" | "--no-capture" | "--exact" | "--include-ignored" => {}
@@ -112,22 +175,48 @@ fn main() -> ExitCode {
         file.close().await.expect("the template closes");
     };
     helper.block_on(make);
-    let workshop =
-        || Workshop { helper: helper.handle().clone(), dir: dir.path().to_owned(), template: template.clone() };
+    let workshop = || Workshop {
+        helper: helper.handle().clone(),
+        dir: dir.path().to_owned(),
+        template: template.clone(),
+        postgres: None,
+    };
 
+    let stories: Vec<Story> = arguments.story.map_or(Story::ALL.to_vec(), |story| vec![story]);
     if let Some(seed) = arguments.seed {
+        let story = stories[0];
         let options = Options { bug: arguments.bug, trace: arguments.trace };
-        let outcome = seed::run(seed, options, &workshop());
-        return match report(&outcome, arguments.bug, arguments.trace) {
+        let outcome = seed::run(story, seed, options, &workshop());
+        return match report(story, &outcome, arguments.bug, arguments.trace) {
             true => ExitCode::FAILURE,
             false => ExitCode::SUCCESS,
         };
     }
+    let mut good = true;
+    for story in &stories {
+        good &= tell(*story, &arguments, &workshop);
+    }
+    if stories.contains(&Story::Gate) && arguments.bug.is_none() {
+        good &= on_postgres(&arguments, &helper, &workshop);
+    }
+    if arguments.bug.is_some() {
+        return if good { ExitCode::FAILURE } else { ExitCode::SUCCESS };
+    }
+    // As the standard harness says it, so that whoever adds tests up counts this one.
+    let (word, passed) = if good { ("ok", 1) } else { ("FAILED", 0) };
+    println!("test result: {word}. {passed} passed; {} failed; 0 ignored; 0 measured; 0 filtered out", 1 - passed);
+    if good { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+}
+
+/// All seeds of one story, and its planted bugs. Whether all is well.
+fn tell(story: Story, arguments: &Arguments, workshop: &(impl Fn() -> Workshop + Sync)) -> bool {
     let started = Instant::now();
-    let run = all(&arguments, arguments.bug, arguments.from..arguments.from + arguments.seeds, TWICE, &workshop);
+    let seeds = arguments.seeds.unwrap_or(story.seeds());
+    let run = all(story, arguments, arguments.bug, arguments.from..arguments.from + seeds, story.twice(), workshop);
     let seconds = started.elapsed().as_secs_f64();
     println!(
-        "simulation: {} seeds in {seconds:.1} s ({:.0} seeds/s), {} failed, hash of all traces {:016x}",
+        "simulation, {}: {} seeds in {seconds:.1} s ({:.0} seeds/s), {} failed, hash of all traces {:016x}",
+        story.name(),
         run.seeds,
         run.seeds as f64 / seconds,
         run.failed,
@@ -135,17 +224,21 @@ fn main() -> ExitCode {
     );
     let mut good = run.failed == 0;
     if arguments.bug.is_some() {
-        return if good { ExitCode::FAILURE } else { ExitCode::SUCCESS };
+        return good;
     }
-    for (line, count) in run.stats.lines() {
+    let lines = match story {
+        Story::Call => run.stats.lines(),
+        Story::Gate => run.stats.gate_lines(&run.gate),
+    };
+    for (line, count) in lines {
         println!("  {count:>9}  {line}");
-        if count == 0 && arguments.seeds >= SEEDS {
+        if count == 0 && seeds >= story.seeds() {
             println!("             never happened: the simulation does not show what it is for");
             good = false;
         }
     }
-    for (name, bug) in BUGS {
-        let found = all(&arguments, Some(bug), 0..FIND_WITHIN, 0, &workshop);
+    for (name, bug) in story.bugs() {
+        let found = all(story, arguments, Some(bug), 0..FIND_WITHIN, 0, workshop);
         match found.first {
             Some((seed, why)) => println!("  planted bug {name}: found at seed {seed}: {why}"),
             None => {
@@ -154,10 +247,30 @@ fn main() -> ExitCode {
             }
         }
     }
-    // As the standard harness says it, so that whoever adds tests up counts this one.
-    let (word, passed) = if good { ("ok", 1) } else { ("FAILED", 0) };
-    println!("test result: {word}. {passed} passed; {} failed; 0 ignored; 0 measured; 0 filtered out", 1 - passed);
-    if good { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+    good
+}
+
+/// The first stories of the gate once more, with their claims in PostgreSQL. Its server's own threads are no part of the
+/// world, so what a seed means there is the same, and its trace need not be.
+fn on_postgres(arguments: &Arguments, helper: &tokio::runtime::Runtime, workshop: &impl Fn() -> Workshop) -> bool {
+    let Ok(url) = std::env::var("TOLLWAY_TEST_POSTGRES") else {
+        println!("simulation, gate on PostgreSQL: TOLLWAY_TEST_POSTGRES names no server: left out");
+        return true;
+    };
+    let started = Instant::now();
+    let server = std::sync::Arc::new(helper.block_on(gate::Server::start(&url, arguments.from)));
+    let seeds = arguments.seeds.map_or(ON_POSTGRES, |seeds| seeds / 50 + 1);
+    let workshop = Workshop { postgres: Some(server.clone()), ..workshop() };
+    let options = Options { bug: None, trace: false };
+    let failed = (arguments.from..arguments.from + seeds)
+        .filter(|seed| report(Story::Gate, &seed::run(Story::Gate, *seed, options, &workshop), None, false))
+        .count();
+    helper.block_on(server.gone());
+    println!(
+        "simulation, gate on PostgreSQL: {seeds} seeds in {:.1} s, {failed} failed",
+        started.elapsed().as_secs_f64()
+    );
+    failed == 0
 }
 
 fn helper() -> tokio::runtime::Runtime {
@@ -170,14 +283,16 @@ struct Run {
     failed: u64,
     hash: u64,
     stats: Stats,
+    gate: GateStats,
     /// The smallest seed that failed, and why.
     first: Option<(u64, String)>,
 }
 
 /// Runs the seeds on all threads. With a planted bug the first failure ends the run.
 fn all(
+    story: Story,
     arguments: &Arguments,
-    bug: Option<Bug>,
+    bug: Option<Planted>,
     seeds: std::ops::Range<u64>,
     twice: u64,
     workshop: &(impl Fn() -> Workshop + Sync),
@@ -192,9 +307,9 @@ fn all(
                 return outcomes;
             }
             let options = Options { bug, trace: false };
-            let mut outcome = seed::run(seed, options, &workshop);
+            let mut outcome = seed::run(story, seed, options, &workshop);
             if seed < twice && outcome.failure.is_none() {
-                let again = seed::run(seed, options, &workshop);
+                let again = seed::run(story, seed, options, &workshop);
                 if again.hash != outcome.hash {
                     outcome.failure = Some("two runs of this seed differ".into());
                 }
@@ -203,7 +318,7 @@ fn all(
                 found.store(true, Relaxed);
             }
             if bug.is_none() {
-                report(&outcome, None, false);
+                report(story, &outcome, None, false);
             }
             outcome.lines.clear();
             outcomes.push(outcome);
@@ -219,6 +334,7 @@ fn all(
         run.seeds += 1;
         run.hash = run.hash.rotate_left(1) ^ outcome.hash;
         run.stats.add(&outcome.stats);
+        run.gate.add(&outcome.gate);
         if let Some(why) = outcome.failure {
             run.failed += 1;
             run.first.get_or_insert((outcome.seed, why));
@@ -228,7 +344,7 @@ fn all(
 }
 
 /// Prints a failure, and the whole trace where it was asked for. Whether the seed failed.
-fn report(outcome: &Outcome, bug: Option<Bug>, whole: bool) -> bool {
+fn report(story: Story, outcome: &Outcome, bug: Option<Planted>, whole: bool) -> bool {
     if whole || outcome.failure.is_some() {
         outcome.lines.iter().for_each(|line| println!("{line}"));
     }
@@ -238,8 +354,9 @@ fn report(outcome: &Outcome, bug: Option<Bug>, whole: bool) -> bool {
         }
         return false;
     };
-    let bug = BUGS.iter().find(|(_, b)| Some(*b) == bug).map(|(name, _)| format!(" --bug {name}")).unwrap_or_default();
+    let bugs = story.bugs();
+    let bug = bugs.iter().find(|(_, b)| Some(*b) == bug).map(|(name, _)| format!(" --bug {name}")).unwrap_or_default();
     println!("seed {} FAILED: {why}", outcome.seed);
-    println!("replay: cargo test --test sim -- --seed {}{bug} --trace", outcome.seed);
+    println!("replay: cargo test --test sim -- --story {} --seed {}{bug} --trace", story.name(), outcome.seed);
     true
 }

@@ -56,6 +56,44 @@ pub struct Faults {
     /// Of an attempt: the agent goes away before the answer; asks two processes at once.
     pub agent_leaves: u64,
     pub agent_races: u64,
+    pub gate: GateFaults,
+}
+
+/// What else strikes where a gate sells.
+#[derive(Clone, Debug, Default)]
+pub struct GateFaults {
+    /// Of an answer of the facilitator to `/settle`, to anything else.
+    pub settle_lies: u64,
+    pub facilitator_fails: u64,
+    /// Of a run of a handler.
+    pub handler_fails: u64,
+    pub handler_slow: u64,
+    pub handler_hangs: u64,
+    pub handler_large: u64,
+    /// Of a payment: its nonce is spent on another call, it is tried for another call too, its twin brings no proof.
+    pub spent_elsewhere: u64,
+    pub swapped: u64,
+    pub unproven: u64,
+    /// Of a transfer on the chain, at each look at it: somebody presents it as his payment.
+    pub thieves: u64,
+}
+
+impl GateFaults {
+    pub fn draw(rng: &mut Rng) -> GateFaults {
+        let mut up_to = |most: u64| if rng.permille(400) { 0 } else { rng.range(1, most) };
+        GateFaults {
+            settle_lies: up_to(700),
+            facilitator_fails: up_to(200),
+            handler_fails: up_to(700),
+            handler_slow: up_to(400),
+            handler_hangs: up_to(150),
+            handler_large: up_to(200),
+            spent_elsewhere: up_to(250),
+            swapped: up_to(300),
+            unproven: up_to(400),
+            thieves: up_to(150),
+        }
+    }
 }
 
 impl Faults {
@@ -82,6 +120,7 @@ impl Faults {
             node_submits: up_to(100),
             agent_leaves: up_to(300),
             agent_races: up_to(300),
+            gate: GateFaults::default(),
         }
     }
 }

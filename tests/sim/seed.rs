@@ -18,13 +18,14 @@ use super::buyer::{self, Running, Shape};
 use super::chain::{self, Chain};
 use super::http::{self, Reply};
 use super::judge::{Caps, Evidence};
-use super::ledger::{Bug, SimLedger};
+use super::ledger::SimLedger;
 use super::node::Node;
 use super::owners::Owners;
 use super::seller::{self, Disk, Seller, Terms};
 use super::signer::{self, Book};
-use super::stats::Stats;
+use super::stats::{GateStats, Stats};
 use super::world::{Ctx, World, lock};
+use super::{Planted, Story, gate};
 
 const AGENTS: [&str; 2] = ["alice", "bob"];
 const PRICE: u64 = 10_000;
@@ -34,7 +35,7 @@ const REST_WITHIN_MS: u64 = 3_600_000;
 
 #[derive(Clone, Copy, Default)]
 pub struct Options {
-    pub bug: Option<Bug>,
+    pub bug: Option<Planted>,
     /// Keep every line of the trace.
     pub trace: bool,
 }
@@ -45,6 +46,7 @@ pub struct Outcome {
     pub failure: Option<String>,
     pub lines: Vec<String>,
     pub stats: Stats,
+    pub gate: GateStats,
 }
 
 /// What all seeds of one thread use.
@@ -53,6 +55,8 @@ pub struct Workshop {
     pub dir: PathBuf,
     /// A migrated, empty ledger.
     pub template: PathBuf,
+    /// Gates keep their claims there instead.
+    pub postgres: Option<Arc<gate::Server>>,
 }
 
 /// The ledger's file as the judge sees it.
@@ -93,11 +97,19 @@ fn limits(caps: Caps) -> [Limit; 2] {
     [limit(Subject::EachAgent, Some(caps.session), caps.agent_day), limit(Subject::Total, None, caps.total_day)]
 }
 
-pub fn run(seed: u64, options: Options, workshop: &Workshop) -> Outcome {
+pub fn run(which: Story, seed: u64, options: Options, workshop: &Workshop) -> Outcome {
     let path = workshop.dir.join(format!("{seed}-{:?}.sqlite", std::thread::current().id()));
     std::fs::copy(&workshop.template, &path).expect("the template can be copied");
     let runtime = tokio::runtime::Builder::new_current_thread().enable_time().start_paused(true).build();
-    let outcome = runtime.expect("a runtime").block_on(story(seed, options, workshop, &path));
+    let outcome = runtime.expect("a runtime").block_on(async {
+        match which {
+            Story::Call => story(seed, options, workshop, &path).await,
+            Story::Gate => {
+                let on = workshop.postgres.as_deref().map_or(gate::On::File(&path), gate::On::Postgres);
+                gate::story(seed, options, workshop, on).await
+            }
+        }
+    });
     for end in ["", "-wal", "-shm"] {
         let _ = std::fs::remove_file(format!("{}{end}", path.display()));
     }
@@ -209,7 +221,11 @@ async fn story(seed: u64, options: Options, workshop: &Workshop, path: &Path) ->
     world.count(|s| s.rotations += u64::from(rotated_at.is_some()));
     for n in 0..REPLICAS {
         let name = format!("buyer{n}");
-        let (before, after, open, bug) = (open(false), OnceLock::new(), open.clone(), options.bug);
+        let bug = match options.bug {
+            Some(Planted::Call(bug)) => Some(bug),
+            _ => None,
+        };
+        let (before, after, open) = (open(false), OnceLock::new(), open.clone());
         let (watch, running, owners) = (watch.clone(), running.clone(), owners.clone());
         world.start(&name, true, move |ctx| {
             let inner = match rotated_at {
@@ -359,6 +375,7 @@ async fn story(seed: u64, options: Options, workshop: &Workshop, path: &Path) ->
         failure: world.failure(),
         lines: world.take_lines(),
         stats: lock(&world.stats).clone(),
+        gate: GateStats::default(),
     };
     world.shutdown();
     lock(&running).clear();

@@ -17,8 +17,8 @@ use tokio::time::{Instant, sleep};
 use tollway::ports;
 
 use super::net::{Listener, Stream};
-use super::rng::{Faults, Rng};
-use super::stats::Stats;
+use super::rng::{Faults, GateFaults, Rng};
+use super::stats::{GateStats, Stats};
 
 /// More polls than this in one seed are a livelock.
 const MAX_POLLS: u64 = 2_000_000;
@@ -44,6 +44,7 @@ pub struct World {
     /// The first panic, livelock or broken promise.
     failure: Mutex<Option<String>>,
     pub stats: Mutex<Stats>,
+    pub gate_stats: Mutex<GateStats>,
 }
 
 #[derive(Default)]
@@ -73,6 +74,7 @@ impl World {
             polls: Mutex::default(),
             failure: Mutex::default(),
             stats: Mutex::default(),
+            gate_stats: Mutex::default(),
         });
         world.trace(&format!("{faults:?}"));
         world
@@ -134,6 +136,13 @@ impl World {
         lock(&self.rng).permille(chance)
     }
 
+    /// The world is one in which a gate sells.
+    pub fn with_gates(&self) {
+        let drawn = GateFaults::draw(&mut lock(&self.rng));
+        self.trace(&format!("{drawn:?}"));
+        lock(&self.faults).gate = drawn;
+    }
+
     pub fn permille(&self, chance: u64) -> bool {
         lock(&self.rng).permille(chance)
     }
@@ -151,6 +160,10 @@ impl World {
 
     pub fn count(&self, change: impl FnOnce(&mut Stats)) {
         change(&mut lock(&self.stats));
+    }
+
+    pub fn gate(&self, change: impl FnOnce(&mut GateStats)) {
+        change(&mut lock(&self.gate_stats));
     }
 
     /// Milliseconds that a packet, a look-up or a ledger call takes.
@@ -452,11 +465,16 @@ impl Ctx {
 
     /// What a payment does from here on is what a kill tries most.
     pub fn reserved(&self, token: [u8; 16]) {
+        self.tempt();
+        lock(&self.host.state).stages.insert(token, (Stage::Reserved, None));
+    }
+
+    /// Here a kill or a freeze would hurt most.
+    pub fn tempt(&self) {
         let soon = |likely: bool| (likely && self.world.permille(250)).then(|| self.world.range(1, 60));
         let (kill, freeze) = (self.world.chance(|f| f.kill), self.world.chance(|f| f.freeze));
         let (kill, freeze) = (soon(kill), soon(freeze));
         let mut state = lock(&self.host.state);
-        state.stages.insert(token, (Stage::Reserved, None));
         state.kill_in = kill.or(state.kill_in);
         state.freeze_in = freeze.or(state.freeze_in);
     }
