@@ -29,6 +29,8 @@ pub mod gate;
 pub mod config;
 #[cfg(feature = "roles")]
 pub mod agent;
+#[cfg(feature = "roles")]
+pub mod gate_server;
 #[cfg(feature = "sandbox")]
 pub mod sandbox;
 #[cfg(feature = "roles")]

@@ -3,13 +3,13 @@
 use tokio_util::sync::CancellationToken;
 
 use super::check::{Finding, Verdict};
-use super::gate;
 use crate::agent::server;
 use crate::config::{GateServer, GateUpstream, Store};
 use crate::gate::payment::Identity;
 use crate::gate::prices::Item;
 use crate::gate::proxy::inventory::inventory;
 use crate::gate::target::Target;
+use crate::gate_server;
 use crate::ports::machine;
 
 fn finding(what: impl Into<String>, verdict: Verdict, detail: impl Into<String>) -> Finding {
@@ -71,9 +71,9 @@ pub(super) async fn online(config: &GateServer, findings: &mut Vec<Finding>) {
         Ok(detail) => finding(what, Verdict::Ok, detail),
         Err(problem) => finding(what, Verdict::Failed, problem),
     };
-    let claims = match gate::claims(&config.gate, &world).await {
+    let claims = match gate_server::claims(&config.gate, &world).await {
         Ok(claims) => claims.look(&Identity([0; 32])).await.map(|_| "answer".into()).map_err(|e| e.to_string()),
-        Err(super::Failure::Usage(problem) | super::Failure::Failed(problem)) => Err(problem),
+        Err(error) => Err(error.to_string()),
     };
     findings.push(say("claims".into(), claims));
     let client = match server::operator_client(&config.gate.security, &world) {
@@ -81,9 +81,9 @@ pub(super) async fn online(config: &GateServer, findings: &mut Vec<Finding>) {
         Err(error) => return findings.push(say("network_security".into(), Err(error.to_string()))),
     };
     for (network, written) in &config.gate.facilitators {
-        let supported = match gate::facilitator(&client, written) {
+        let supported = match gate_server::facilitator(&client, written) {
             Ok(facilitator) => facilitator.supported(written.timeout).await.map_err(|e| e.to_string()),
-            Err(super::Failure::Usage(problem) | super::Failure::Failed(problem)) => Err(problem),
+            Err(error) => Err(error.to_string()),
         };
         let found = supported.and_then(|kinds| {
             let ours = kinds.iter().filter(|kind| kind.network == network.as_str() && kind.scheme == "exact").count();
@@ -99,9 +99,9 @@ pub(super) async fn online(config: &GateServer, findings: &mut Vec<Finding>) {
         let ledger = chain.ledger().await.map(|at| format!("ledger {}", at.sequence)).map_err(|e| e.to_string());
         findings.push(say(format!("chain of {network}"), ledger));
     }
-    let upstream = match gate::upstream(config, &world, &CancellationToken::new()) {
+    let upstream = match gate_server::upstream(config, &world, &CancellationToken::new()) {
         Ok(upstream) => inventory(&upstream).await,
-        Err(super::Failure::Usage(problem) | super::Failure::Failed(problem)) => Err(problem),
+        Err(error) => Err(error.to_string()),
     };
     match upstream {
         Err(problem) => findings.push(say("upstream".into(), Err(problem))),

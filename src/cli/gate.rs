@@ -4,29 +4,19 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::pin::pin;
 use std::process::ExitCode;
-use std::sync::Arc;
 use std::time::Duration;
 
-use ::http::HeaderValue;
 use futures_util::future::{Either, select};
 use tokio_util::sync::CancellationToken;
 
 use super::serve::{LOOK_AWAY, Signals, drain, end_in_order, listen, probe_listener};
-use super::{Failure, check, gate_hooks};
-use crate::agent::server;
-use crate::config::{GateConfig, GateServer, GateUpstream, Look, Machine, Store, Watched};
-use crate::facilitator::Facilitator;
-use crate::gate::claims::{Claims, Terms};
-use crate::gate::desk::{Gate, Parts};
+use super::{Failure, check};
+use crate::config::{GateServer, Look, Machine, Store, Watched};
+use crate::gate::desk::Gate;
 use crate::gate::proxy::health::Health;
-use crate::gate::proxy::{Child, ChildSettings, HttpUpstream, Settings, Upstream, router};
-use crate::gate::sell;
-use crate::http::{self, Client, Destination};
+use crate::gate_server;
 use crate::mcp;
-use crate::ports::{World, machine};
-
-/// Connections to the upstream that are kept between requests.
-const KEPT: usize = 1_024;
+use crate::ports::machine;
 
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
@@ -55,16 +45,9 @@ pub async fn run(args: &GateArgs, config: GateServer, path: Option<PathBuf>) -> 
     let shutdown = CancellationToken::new();
     // Ends what goes on beside the requests, which outlives them by the drain.
     let stopped = CancellationToken::new();
-    let client = server::operator_client(&config.gate.security, &world).map_err(usage)?;
-    let upstream = upstream(&config, &world, &shutdown)?;
-    let parts = parts(&config.gate, &world, &client, config.timeout).await?;
-    let gate = match gate_hooks::hooking(&config.gate, &client)? {
-        Some(hooking) => Gate::with_hooks(parts, hooking),
-        None => Gate::new(parts),
-    };
-    let gate = gate.map_err(|e| Failure::Usage(e.to_string()))?;
+    let (gate, app) = gate_server::open(&config, &world, &shutdown).await?;
     let health = Health::new();
-    let app = router(settings(&config, &world, &shutdown), upstream, gate.clone()).merge(health.public());
+    let app = app.merge(health.public());
     let listener = listen("http.port", SocketAddr::new(config.http.bind, config.http.port)).await?;
     let probes = match config.probe {
         Some(at) => Some(probe_listener(at, health.probes()).await?),
@@ -94,7 +77,7 @@ pub async fn run(args: &GateArgs, config: GateServer, path: Option<PathBuf>) -> 
             tracing::warn!("the time to finish is over; payments under way are found in their claims");
         }
         stopped.cancel();
-        drop((gate, client));
+        drop(gate);
         drain(tasks, grace).await;
     };
     let ended = end_in_order(serving, &mut signals, || health.drain(), unready_wait, &shutdown).await;
@@ -119,99 +102,5 @@ async fn reprice(gate: Gate, mut watched: Watched<GateServer>, interval: Duratio
         if let Either::Left(_) = select(pin!(stopped.cancelled()), pause).await {
             return;
         }
-    }
-}
-
-fn usage(error: impl std::fmt::Display) -> Failure {
-    Failure::Usage(error.to_string())
-}
-
-/// The server behind the gate.
-pub(super) fn upstream(config: &GateServer, world: &World, shutdown: &CancellationToken) -> Result<Upstream, Failure> {
-    Ok(match &config.upstream {
-        GateUpstream::Http { url, auth_header } => {
-            let auth = auth_header.as_ref().map(|secret| {
-                let mut value = HeaderValue::from_str(secret.expose())
-                    .map_err(|_| Failure::Usage("gate.upstream.auth_header_env: its value is no header".into()))?;
-                value.set_sensitive(true);
-                Ok::<_, Failure>(value)
-            });
-            let security = &config.gate.security;
-            let tls = http::tls(security.ca_pem.as_deref()).map_err(Failure::Usage)?;
-            let limits = http::Limits { timeout: config.timeout, max_response_bytes: usize::MAX };
-            let client = Client::to_one(world.clone(), tls, Destination::Operator, limits, KEPT);
-            let upstream = HttpUpstream::new(client, url, auth.transpose()?, config.timeout);
-            Upstream::Http(Arc::new(upstream.map_err(|e| Failure::Usage(format!("gate.upstream.url: {e}")))?))
-        }
-        GateUpstream::Child { command, env, shared, max_processes, idle } => {
-            Upstream::Child(Child::new(ChildSettings {
-                world: world.clone(),
-                command: command.clone(),
-                env: env.iter().map(|(name, value)| (name.clone(), value.expose().to_owned())).collect(),
-                shared: *shared,
-                max_processes: *max_processes,
-                idle: *idle,
-                timeout: config.timeout,
-                max_line: config.gate.max_answer_bytes.max(1 << 20),
-                shutdown: shutdown.clone(),
-            }))
-        }
-    })
-}
-
-fn settings(config: &GateServer, world: &World, shutdown: &CancellationToken) -> Settings {
-    let mut front = mcp::Settings::new(world.clone(), config.gate.ring.clone(), shutdown.clone());
-    front.allowed_hosts = config.http.allowed_hosts.clone();
-    front.allowed_origins = config.http.allowed_origins.clone();
-    front.rate_limit = config.http.rate_limit;
-    front.max_body_bytes = config.http.max_body_bytes;
-    front.max_concurrent_requests = config.http.max_concurrent_requests;
-    front.drain = config.http.drain;
-    Settings {
-        front,
-        forward: config.forward.clone(),
-        idle: config.timeout,
-        run: config.timeout,
-        max_answer_bytes: (16 << 20).max(config.gate.max_answer_bytes),
-    }
-}
-
-pub(super) async fn claims(config: &GateConfig, world: &World) -> Result<Claims, Failure> {
-    let terms = Terms { answers: config.answer_ttl, ..Terms::default() };
-    let opened = match &config.store {
-        Store::Sqlite(path) => Claims::open_sqlite(path, world.clone(), config.ring.clone(), terms).await,
-        Store::Postgres(database) => Claims::connect(database, world.clone(), config.ring.clone(), terms).await,
-        Store::None => return Err(Failure::Usage("budget.store: nothing is configured to keep claims in".into())),
-    };
-    opened.map_err(|e| Failure::Usage(format!("the claims in {}: {e}", server::place(&config.store))))
-}
-
-async fn parts(config: &GateConfig, world: &World, client: &Client, run: Duration) -> Result<Parts, Failure> {
-    let mut facilitators = std::collections::BTreeMap::new();
-    for (network, written) in &config.facilitators {
-        facilitators.insert(network.clone(), facilitator(client, written)?);
-    }
-    Ok(Parts {
-        world: world.clone(),
-        prices: config.prices.clone(),
-        claims: claims(config, world).await?,
-        facilitators,
-        chains: server::chains(&config.networks, client, world),
-        settings: sell::Settings {
-            max_answer: config.max_answer_bytes,
-            handler: run,
-            junk: config.junk,
-            ..sell::Settings::default()
-        },
-    })
-}
-
-pub(super) fn facilitator(client: &Client, written: &crate::config::GateFacilitator) -> Result<Facilitator, Failure> {
-    let facilitator = Facilitator::new(client.clone(), &written.base_url).with_timeout(written.timeout);
-    match &written.auth_header {
-        None => Ok(facilitator),
-        Some(secret) => facilitator
-            .with_authorization(secret.expose())
-            .ok_or_else(|| Failure::Usage("gate.facilitator.auth_header_env: its value is no header".into())),
     }
 }

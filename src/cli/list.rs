@@ -8,7 +8,7 @@ use std::time::Duration;
 use serde_json::json;
 use tokio_util::sync::CancellationToken;
 
-use super::{Failure, gate};
+use super::Failure;
 use crate::config::GateServer;
 use crate::gate::Kind;
 use crate::gate::listing::{META_ACCEPTS, META_PRICE};
@@ -16,6 +16,7 @@ use crate::gate::prices::{Item, Prices};
 use crate::gate::proxy::inventory::{Entry, inventory};
 use crate::gate::proxy::{HttpUpstream, Upstream};
 use crate::gate::target::Target;
+use crate::gate_server;
 use crate::http::{self, Client, Destination};
 use crate::json;
 use crate::ports::machine;
@@ -50,7 +51,7 @@ const DENIED: &str = "has no price: not served (gate.default: deny)";
 
 pub async fn of_gate(args: &ListArgs, config: &GateServer) -> Result<ExitCode, Failure> {
     let (world, _tasks) = machine::world();
-    let upstream = gate::upstream(config, &world, &CancellationToken::new())?;
+    let upstream = gate_server::upstream(config, &world, &CancellationToken::new())?;
     let entries = asked(&upstream).await?;
     let mut rows = Vec::new();
     let mut matched = BTreeSet::new();

@@ -10,7 +10,6 @@ pub mod check;
 pub mod claims;
 mod check_gate;
 pub mod gate;
-mod gate_hooks;
 pub mod serve;
 pub mod init;
 pub mod keystore;
@@ -30,6 +29,7 @@ use clap::{Parser, Subcommand};
 
 use crate::agent::server::{self, Chains};
 use crate::config::{self, Config, GateServer, Machine, Store, Transport};
+use crate::gate_server;
 use crate::ledger::Ledger;
 use crate::pay::SweepSettings;
 use crate::ports::{World, machine};
@@ -125,6 +125,12 @@ pub enum Failure {
 
 impl From<config::ConfigError> for Failure {
     fn from(error: config::ConfigError) -> Self {
+        Failure::Usage(error.to_string())
+    }
+}
+
+impl From<gate_server::StartError> for Failure {
+    fn from(error: gate_server::StartError) -> Self {
         Failure::Usage(error.to_string())
     }
 }

@@ -1,29 +1,29 @@
-//! What an agent server needs around it, in one process on loopback: chain, facilitator with catalog, demo seller and
-//! signer, each behind a port of its own.
+//! What an agent server needs around it, in one process on loopback: chain, facilitator with catalog, the demo's
+//! server behind its gate, and signer, each behind a port of its own.
 
+use std::collections::BTreeMap;
 use std::io;
 use std::net::{Ipv4Addr, SocketAddr};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
 use stellar_xdr::{AccountId, AlphaNum4, AssetCode4, TrustLineAsset};
 use tokio_util::sync::CancellationToken;
-use url::Url;
 use zeroize::Zeroizing;
 
 use super::catalog::{Catalog, CatalogError};
 use super::chain::{self, LocalNetwork, NETWORK, Node, PASSPHRASE, USDC, USDC_ISSUER};
 use super::facilitator::{self, Facilitator};
-use super::seller::{self, Seller};
+use super::shop::{self, Shop};
 use super::signer::{self, Signer};
+use super::state::StateDir;
 use super::tls::Authority;
-use crate::config;
+use crate::config::{self, Source};
 use crate::http::{self, Client, Destination};
-use crate::mcp::{self, Authenticator};
+use crate::mcp;
 use crate::ports::World;
 use crate::ports::machine::TcpListener;
-use crate::seal::KeyRing;
 
 /// Settlements that may be under way at once.
 const FEE_ACCOUNTS: usize = 16;
@@ -42,8 +42,10 @@ pub enum StartError {
     Chain(#[from] chain::NetworkError),
     #[error("the catalog: {0}")]
     Catalog(#[from] CatalogError),
-    #[error("the agent server's configuration: {0}")]
+    #[error("a configuration file of its own: {0}")]
     Config(#[from] config::ConfigError),
+    #[error("the gate: {0}")]
+    Gate(#[from] crate::gate_server::StartError),
     #[error("{0}")]
     Other(String),
 }
@@ -59,6 +61,8 @@ pub struct Options {
     pub rpc_tls: bool,
     /// A second RPC node, so many ledgers behind, which the agent server asks too.
     pub lagging_node: Option<u32>,
+    /// Who settles for the demo's gate; `None`: the sandbox's own facilitator.
+    pub settles_with: Option<String>,
 }
 
 impl Options {
@@ -84,12 +88,26 @@ pub struct Backends {
     /// The first RPC node: how far it lags, and what it records.
     pub node: Node,
     pub catalog: Arc<Catalog>,
-    pub seller: Arc<Seller>,
+    pub seller: Shop,
     pub signer: Arc<Signer>,
     pub facilitator: Arc<Facilitator>,
     /// `Authorization` of the signer.
     pub(super) signer_auth: Zeroizing<String>,
+    pub(super) state: Arc<StateDir>,
     updated: String,
+}
+
+/// The sandbox's own environment: a variable of the user's must not point it elsewhere.
+#[derive(Default)]
+pub(super) struct Environment(pub BTreeMap<&'static str, Zeroizing<String>>);
+
+impl Source for Environment {
+    fn env(&self, name: &str) -> Option<String> {
+        self.0.get(name).map(|value| value.to_string())
+    }
+    fn read(&self, path: &Path) -> io::Result<Zeroizing<Vec<u8>>> {
+        std::fs::read(path).map(Zeroizing::new)
+    }
 }
 
 /// A listener that is bound before anything is made, so that every part knows every address.
@@ -105,6 +123,10 @@ impl Door {
         let listener = tokio::net::TcpListener::bind(address).await.map_err(failed)?;
         let url = format!("http://{}", listener.local_addr().map_err(failed)?);
         Ok(Door { listener, url })
+    }
+
+    pub fn port(&self) -> u16 {
+        self.listener.local_addr().map_or(0, |address| address.port())
     }
 
     pub fn serve(self, world: &World, router: axum::Router, shutdown: &CancellationToken) {
@@ -137,9 +159,10 @@ impl Backends {
     /// Everything ends with `shutdown`.
     pub async fn start(options: &Options, world: &World, shutdown: &CancellationToken) -> Result<Backends, StartError> {
         let (rpc, facilitation) = (Door::open(0).await?, Door::open(0).await?);
-        let (shop, vault) = (Door::open(0).await?, Door::open(0).await?);
+        let (shop, behind, vault) = (Door::open(0).await?, Door::open(0).await?, Door::open(0).await?);
         let (rpc_url, facilitator_url, signer_url) = (rpc.url.clone(), facilitation.url.clone(), vault.url.clone());
         let operator = client(world)?;
+        let state = Arc::new(StateDir::open(options.dir.clone(), world)?);
 
         let network = LocalNetwork::start(options.chain.clone(), world.clone())?;
         let (payer, pay_to) = (network.account("payer"), network.account("seller"));
@@ -158,24 +181,17 @@ impl Backends {
         let keys = fee_accounts.into_iter().map(|account| account.key).collect();
         let mut terms = facilitator::Options::new(NETWORK, PASSPHRASE, keys);
         terms.poll = (options.ledger_interval() / 4).clamp(Duration::from_millis(20), Duration::from_secs(1));
-        let facilitator = Facilitator::new(world.clone(), operator.clone(), &rpc_url, terms);
+        let facilitator = Facilitator::new(world.clone(), operator, &rpc_url, terms);
         facilitation.serve(world, facilitator.router().merge(catalog.router()), shutdown);
 
-        let settles_with = Url::parse(&facilitator_url).map_err(|e| StartError::Other(e.to_string()))?;
-        let seller_url = format!("{}/mcp", shop.url);
-        let seller = Seller::new(
-            world,
-            crate::facilitator::Facilitator::new(operator, &settles_with),
-            seller::Options {
-                endpoint: seller_url.clone(),
-                network: NETWORK.into(),
-                asset: USDC.into(),
-                pay_to: pay_to.address(),
-                max_timeout_seconds: if options.slow() { 60 } else { 3_600 },
-            },
-        );
-        let settings = mcp::Settings::new(world.clone(), KeyRing::ephemeral(world), shutdown.clone());
-        shop.serve(world, mcp::router(settings, seller.clone(), Authenticator::Public), shutdown);
+        let terms = shop::Terms {
+            facilitator: options.settles_with.as_deref().unwrap_or(&facilitator_url),
+            rpc: &rpc_url,
+            pay_to: pay_to.address(),
+            max_timeout_seconds: if options.slow() { 60 } else { 3_600 },
+            ledger: options.ledger_interval(),
+        };
+        let seller = Shop::open((shop, behind), &terms, &state, world, shutdown).await?;
         let updated = crate::agent::time::rfc3339(world.unix_ms());
         for item in seller.catalog_items(&updated) {
             catalog.put(&item)?;
@@ -198,7 +214,7 @@ impl Backends {
         Ok(Backends {
             rpc_url,
             facilitator_url,
-            seller_url,
+            seller_url: seller.url.clone(),
             signer_url,
             payer: payer.id(),
             pay_to: pay_to.id(),
@@ -209,13 +225,14 @@ impl Backends {
             signer,
             facilitator,
             signer_auth,
+            state,
             updated,
         })
     }
 
     /// The tool costs this much from now on, at the seller and in the catalog.
     pub fn change_price(&self, tool: &str, price: u64) -> Result<(), StartError> {
-        self.seller.set_price(tool, price);
+        self.seller.set_price(tool, price)?;
         if let Some(item) = self.seller.catalog_item(tool, &self.updated) {
             self.catalog.put(&item)?;
         }

@@ -50,6 +50,7 @@ pub async fn run(args: SandboxArgs) -> ExitCode {
         port: args.port,
         rpc_tls: args.rpc_tls,
         lagging_node: args.lagging_node,
+        settles_with: None,
         chain: chain::Options {
             ledger_interval: Some(Duration::from_millis(args.ledger_ms)),
             ..chain::Options::default()
@@ -117,6 +118,7 @@ async fn serve(sandbox: &Running, as_json: bool) -> ExitCode {
                 "rpc": sandbox.backends.rpc_url,
                 "facilitator": sandbox.backends.facilitator_url,
                 "seller": sandbox.backends.seller_url,
+                "server": sandbox.backends.seller.server_url,
                 "signer": sandbox.backends.signer_url,
             },
             "accounts": {
@@ -145,13 +147,15 @@ async fn serve(sandbox: &Running, as_json: bool) -> ExitCode {
         }
         format!(
             "Agent server      {}\nChain RPC         {}   ({NETWORK}, a ledger of its own)\n{more}Facilitator       {}   \
-             (its catalog too)\nDemo seller       {}\nSigner            {}\nState             {}\n\nPayer   {} has {} \
+             (its catalog too)\nDemo seller       {}   (tollway gate in front of {}, \
+             which knows nothing of payments)\nSigner            {}\nState             {}\n\nPayer   {} has {} \
              atomic units of {}\nSeller  {} has {}\n\nPaste into an MCP client, over HTTP:\n\n{:#}\n\nor over \
              stdio:\n\n{:#}\n\nStop with Ctrl-C.",
             sandbox.agent_url,
             sandbox.backends.rpc_url,
             sandbox.backends.facilitator_url,
             sandbox.backends.seller_url,
+            sandbox.backends.seller.server_url,
             sandbox.backends.signer_url,
             sandbox.dir().display(),
             sandbox.backends.payer,

@@ -1,5 +1,6 @@
 //! `tollway sandbox --demo`: an agent over real HTTP. It searches, reads, pays, asks for the same again, goes over its
-//! budget and holds on to an old version; what came of it is checked against the chain and the seller's own count.
+//! budget and holds on to an old version; what came of it is checked against the chain, against the gate's claims, and
+//! against what the server behind it has counted.
 
 use serde_json::json;
 use serde_json::value::RawValue;
@@ -10,6 +11,7 @@ use super::chain::{NETWORK, USDC};
 use super::mcp_client::{McpClient, McpClientError};
 use super::soroban::{Soroban, SorobanError, XDR};
 use super::start::Running;
+use crate::gate::claims::{ClaimError, State};
 use crate::http::Client;
 use crate::json::{self as strict, member, string};
 
@@ -21,6 +23,8 @@ pub enum DemoError {
     Shape { step: &'static str, what: &'static str },
     #[error("the chain could not be read: {0}")]
     Chain(#[from] SorobanError),
+    #[error("the gate's claims could not be read: {0}")]
+    Claims(#[from] ClaimError),
     #[error(transparent)]
     Sandbox(#[from] StartError),
 }
@@ -49,6 +53,10 @@ pub async fn run(sandbox: &Running, http: Client, say: &dyn Fn(&str)) -> Result<
     let step = Step { agent: &agent, say };
     let start = chain.latest_ledger().await?;
     let before = balances(sandbox, &chain).await?;
+    say(&format!(
+        "seller: {}, a server that knows nothing of payments behind tollway gate",
+        sandbox.backends.seller_url
+    ));
     say(&format!("balances: payer {}, seller {}", usdc(before.0), usdc(before.1)));
 
     let search = step.ask("search", "x402_search_resources", &json!({"query": "weather city", "type": "mcp"})).await?;
@@ -76,7 +84,7 @@ pub async fn run(sandbox: &Running, http: Client, say: &dyn Fn(&str)) -> Result<
         call
     };
     let bought = purchase(&reference, price, Some(&version), "demo-first-purchase");
-    let counted = sandbox.backends.seller.calls();
+    let (counted, ran) = (sandbox.backends.seller.calls(), sandbox.backends.seller.server.runs());
     let call = step.ask("call", "x402_call_resource", &bought).await?;
     let paid_for = |answer: &RawValue| {
         let transaction = text(answer, &["receipt", "transaction"]).unwrap_or_else(|| "none".into());
@@ -140,6 +148,11 @@ pub async fn run(sandbox: &Running, http: Client, say: &dyn Fn(&str)) -> Result<
     check((unpaid, paid) == (1, 1), format!("the seller saw {unpaid} unpaid and {paid} paid calls instead of 1 and 1"));
     let paid = sandbox.backends.seller.calls().paid - counted.paid;
     check(paid == 1, format!("{paid} payments reached the seller in all"));
+    let ran = sandbox.backends.seller.server.runs() - ran;
+    check(ran == 1, format!("the server behind the gate ran {ran} times"));
+    let claims = sandbox.backends.seller.gate.claims().list(&State::ALL, 100).await?;
+    let settled = claims.len() == 1 && claims.iter().all(|claim| claim.state == State::Settled);
+    check(settled, format!("the gate has {} claims instead of the one that is settled", claims.len()));
     check(receipt.is_some(), "the call has no receipt".into());
 
     let shown = |answer: &RawValue| {

@@ -2,7 +2,6 @@
 //! only the addresses in it are the sandbox's.
 
 use std::collections::BTreeMap;
-use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
@@ -11,11 +10,12 @@ use serde_json::json;
 use tokio_util::sync::CancellationToken;
 use zeroize::Zeroizing;
 
-use super::backends::{Backends, Door, Options, StartError};
+use super::backends::{Backends, Door, Environment, Options, StartError};
 use super::chain::{NETWORK, Node, USDC};
+use super::state::StateDir;
 use super::tls::Authority;
 use crate::agent;
-use crate::config::{self, Source, Transport};
+use crate::config::{self, Transport};
 use crate::ports::World;
 
 /// Whose budget the printed key uses.
@@ -35,7 +35,6 @@ pub struct Running {
     pub backends: Backends,
     pub nodes: Nodes,
     agent_key: Zeroizing<String>,
-    state: Arc<StateDir>,
     shutdown: CancellationToken,
 }
 
@@ -50,20 +49,6 @@ pub struct Nodes {
     pub lagging: Option<Node>,
 }
 
-/// Where the ledger and the configuration files are. A temporary one goes with its last owner.
-pub struct StateDir {
-    dir: PathBuf,
-    temporary: bool,
-}
-
-impl Drop for StateDir {
-    fn drop(&mut self) {
-        if self.temporary {
-            let _ = std::fs::remove_dir_all(&self.dir);
-        }
-    }
-}
-
 impl Drop for Running {
     fn drop(&mut self) {
         self.shutdown.cancel();
@@ -71,17 +56,15 @@ impl Drop for Running {
 }
 
 pub async fn start(options: Options, world: &World) -> Result<Running, StartError> {
-    let state = Arc::new(state(options.dir.clone(), world)?);
     let shutdown = CancellationToken::new();
     // Whatever fails below takes the parts that already run with it.
     let guard = shutdown.clone().drop_guard();
     let front = Door::open(options.port).await?;
     let backends = Backends::start(&options, world, &shutdown).await?;
 
-    let nodes = nodes(&options, &backends, &state, world, &shutdown).await?;
-
-    set_earlier_ledgers_aside(&state, world)?;
-    let agent_key = agent_key(&state, world)?;
+    let state = &backends.state;
+    let nodes = nodes(&options, &backends, world, &shutdown).await?;
+    let agent_key = state.key("agent.key", world)?;
     let addresses = Addresses {
         facilitator: &backends.facilitator_url,
         signer: &backends.signer_url,
@@ -94,11 +77,11 @@ pub async fn start(options: Options, world: &World) -> Result<Running, StartErro
         (API_KEYS_ENV, Zeroizing::new(format!("{AGENT}:{}", agent_key.as_str()))),
         (SIGNER_AUTH_ENV, backends.signer_auth.clone()),
     ]));
-    let text = addresses.yaml(&front.url, &state.dir.join("ledger.sqlite"), None);
-    write(&state.dir.join("tollway.yaml"), &text)?;
+    let text = addresses.yaml(&front.url, &state.path().join("ledger.sqlite"), None);
+    state.write("tollway.yaml", &text)?;
     // Another process, so another ledger file and another budget.
-    let stdio = addresses.yaml(&front.url, &state.dir.join("stdio/ledger.sqlite"), Some("local"));
-    write(&state.dir.join("stdio.yaml"), &stdio)?;
+    let stdio = addresses.yaml(&front.url, &state.path().join("stdio/ledger.sqlite"), Some("local"));
+    state.write("stdio.yaml", &stdio)?;
     let config = config::parse(&text, Some(Transport::Remote), &environment)?;
     let server = agent::server::Server::start(&config, world).await.map_err(|e| StartError::Other(e.to_string()))?;
     let router = server.router(&config, server.health(&config), shutdown.clone());
@@ -107,7 +90,7 @@ pub async fn start(options: Options, world: &World) -> Result<Running, StartErro
     }
     let agent_url = format!("{}/mcp", front.url);
     front.serve(world, router, &shutdown);
-    Ok(Running { agent_url, backends, nodes, agent_key, state, shutdown: guard.disarm() })
+    Ok(Running { agent_url, backends, nodes, agent_key, shutdown: guard.disarm() })
 }
 
 impl Nodes {
@@ -121,15 +104,13 @@ impl Nodes {
 async fn nodes(
     options: &Options,
     backends: &Backends,
-    state: &StateDir,
     world: &World,
     shutdown: &CancellationToken,
 ) -> Result<Nodes, StartError> {
     let mut nodes = Nodes::default();
     if options.rpc_tls {
         let authority = Authority::new().map_err(|e| StartError::Other(e.to_string()))?;
-        let path = state.dir.join("rpc-ca.pem");
-        write(&path, authority.ca_pem())?;
+        let path = backends.state.write("rpc-ca.pem", authority.ca_pem())?;
         let router = backends.network.rpc_router(backends.node.clone());
         nodes.tls_url = Some(Door::open(0).await?.serve_tls(&authority, world, router, shutdown));
         nodes.ca_file = Some(path);
@@ -157,13 +138,13 @@ impl Running {
     }
 
     pub fn dir(&self) -> &Path {
-        &self.state.dir
+        self.backends.state.path()
     }
 
     /// The parts finish what they are in and close; the caller waits for their tasks, and keeps the directory so long.
     #[must_use]
     pub fn stop(self) -> Arc<StateDir> {
-        self.state.clone()
+        self.backends.state.clone()
     }
 
     /// What a user pastes into an MCP client: over HTTP, and over stdio with `program`.
@@ -227,67 +208,6 @@ impl Addresses<'_> {
         }
         format!("# Written by tollway sandbox at every start.\n{file:#}\n")
     }
-}
-
-/// The sandbox's own environment: a variable of the user's must not point the demo elsewhere.
-struct Environment(BTreeMap<&'static str, Zeroizing<String>>);
-impl Source for Environment {
-    fn env(&self, name: &str) -> Option<String> {
-        self.0.get(name).map(|value| value.to_string())
-    }
-    fn read(&self, path: &Path) -> io::Result<Zeroizing<Vec<u8>>> {
-        std::fs::read(path).map(Zeroizing::new)
-    }
-}
-
-fn state(dir: Option<PathBuf>, world: &World) -> Result<StateDir, StartError> {
-    use std::os::unix::fs::DirBuilderExt;
-    let temporary = dir.is_none();
-    let dir = dir
-        .unwrap_or_else(|| std::env::temp_dir().join(format!("tollway-sandbox-{}", hex::encode(world.random::<8>()))));
-    let made = std::fs::DirBuilder::new().recursive(true).mode(0o700).create(&dir);
-    let dir = made.and_then(|()| dir.canonicalize()).map_err(|error| StartError::State(dir, error))?;
-    Ok(StateDir { dir, temporary })
-}
-
-/// The chain is a new one, with other accounts and other sellers' addresses: payments of an earlier run can neither be
-/// found nor resolved on it. Their ledgers stay as they are, in a directory beside.
-fn set_earlier_ledgers_aside(state: &StateDir, world: &World) -> Result<(), StartError> {
-    let aside = state.dir.join(format!("earlier-{}", world.unix_ms()));
-    for name in ["ledger.sqlite", "stdio/ledger.sqlite"] {
-        for suffix in ["", "-wal", "-shm"] {
-            let from = state.dir.join(format!("{name}{suffix}"));
-            if !from.exists() {
-                continue;
-            }
-            let to = aside.join(format!("{}{suffix}", name.replace('/', "-")));
-            let moved = std::fs::create_dir_all(&aside).and_then(|()| std::fs::rename(&from, &to));
-            moved.map_err(|error| StartError::State(from, error))?;
-        }
-    }
-    Ok(())
-}
-
-/// The key in the state directory, so that a pasted client configuration stays good; made where there is none.
-fn agent_key(state: &StateDir, world: &World) -> Result<Zeroizing<String>, StartError> {
-    let path = state.dir.join("agent.key");
-    match std::fs::read_to_string(&path) {
-        Ok(key) if key.trim().len() >= 32 => return Ok(Zeroizing::new(key.trim().to_owned())),
-        Ok(_) => {}
-        Err(error) if error.kind() == io::ErrorKind::NotFound => {}
-        Err(error) => return Err(StartError::State(path, error)),
-    }
-    let key = Zeroizing::new(hex::encode(world.random::<32>()));
-    write(&path, &key)?;
-    Ok(key)
-}
-
-fn write(path: &Path, text: &str) -> Result<(), StartError> {
-    use std::io::Write as _;
-    use std::os::unix::fs::OpenOptionsExt;
-    let mut options = std::fs::OpenOptions::new();
-    let file = options.write(true).create(true).truncate(true).mode(0o600).open(path);
-    file.and_then(|mut file| file.write_all(text.as_bytes())).map_err(|error| StartError::State(path.into(), error))
 }
 
 #[cfg(test)]

@@ -3,11 +3,13 @@
 
 use std::path::PathBuf;
 use std::process::Stdio;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
+use axum::response::IntoResponse as _;
 use serde_json::Value;
 use tokio::io::{AsyncBufReadExt as _, BufReader};
-use tollway::facilitator::Facilitator;
+use tollway::http::{Client, Destination, Limits, Tls};
 use tollway::json;
 use tollway::ports::machine::world;
 use tollway::sandbox::backends::{Options, client};
@@ -61,10 +63,43 @@ async fn the_sandbox_says_where_it_is_and_stops_at_sigterm() {
     let health = printed["urls"]["agent"].as_str().unwrap().replace("/mcp", "/healthz");
     let request = http::Request::get(health).body(bytes::Bytes::new()).unwrap();
     assert_eq!(client(&world).unwrap().send(request).await.unwrap().status(), 200);
+    // The demo seller is a gate like any other: its file serves the operator's commands while it runs.
+    let list = tokio::process::Command::new(env!("CARGO_BIN_EXE_tollway"))
+        .args(["list", "--json", "--config"])
+        .arg(dir.path().join("gate.yaml"))
+        .output();
+    let list = list.await.unwrap();
+    let said = String::from_utf8_lossy(&list.stdout).into_owned();
+    assert!(list.status.success(), "{said} {}", String::from_utf8_lossy(&list.stderr));
+    for (item, price) in [("get_weather", "0.001"), ("demo://almanac", "0.0005"), ("weather_report", "0.0002")] {
+        assert!(said.contains(item) && said.contains(&format!("\"{price}\"")), "{said}");
+    }
     let id = child.id().unwrap().to_string();
     assert!(std::process::Command::new("kill").args(["-TERM", &id]).status().unwrap().success());
     let status = tokio::time::timeout(Duration::from_secs(30), child.wait()).await.unwrap().unwrap();
     assert!(status.success(), "{status}");
+}
+
+/// A URL to begin with, and what stands behind it once it is known: the facilitator needs the chain's, which the sandbox
+/// makes, and the sandbox's gate needs the facilitator's.
+async fn forwarded() -> (String, Arc<OnceLock<String>>) {
+    let target = Arc::<OnceLock<String>>::default();
+    let limits = Limits { timeout: Duration::from_secs(90), max_response_bytes: 1 << 20 };
+    let client = Client::new(world().0, Tls::Plain, Destination::Operator, limits);
+    let to = target.clone();
+    let forward = async move |request: axum::extract::Request| {
+        let Some(target) = to.get() else { return http::StatusCode::SERVICE_UNAVAILABLE.into_response() };
+        let (mut head, body) = request.into_parts();
+        let body = axum::body::to_bytes(body, 1 << 20).await.unwrap();
+        head.uri = format!("{target}{}", head.uri.path()).parse().unwrap();
+        head.headers.remove("host");
+        let answer = client.send(http::Request::from_parts(head, body)).await.unwrap();
+        (answer.status(), [("content-type", "application/json")], answer.into_body()).into_response()
+    };
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let url = format!("http://{}", listener.local_addr().unwrap());
+    tokio::spawn(async move { axum::serve(listener, axum::Router::new().fallback(forward)).await });
+    (url, target)
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -73,7 +108,9 @@ async fn the_official_facilitator_settles_what_an_agent_buys() {
     // Below a second the offers are of an hour: a signature then lives for five minutes, while the official facilitator
     // looks once a second.
     let chain = chain::Options { ledger_interval: Some(Duration::from_millis(500)), ..chain::Options::default() };
-    let sandbox = start(Options { chain, ..Options::default() }, &world).await.unwrap();
+    let (settles_with, official_url) = forwarded().await;
+    let options = Options { chain, settles_with: Some(settles_with), ..Options::default() };
+    let sandbox = start(options, &world).await.unwrap();
     let account = sandbox.backends.network.account("the official facilitator");
     sandbox.backends.network.fund(&account.id(), 1_000_000_000);
     let folder = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/interop");
@@ -93,8 +130,7 @@ async fn the_official_facilitator_settles_what_an_agent_buys() {
     let line = tokio::time::timeout(Duration::from_secs(30), lines.next_line()).await.unwrap().unwrap().unwrap();
     let printed: Value = serde_json::from_str(&line).unwrap();
     let http = client(&world).unwrap();
-    let url = printed["url"].as_str().unwrap().parse().unwrap();
-    sandbox.backends.seller.settle_with(Facilitator::new(http.clone(), &url));
+    official_url.set(printed["url"].as_str().unwrap().to_owned()).unwrap();
 
     let report = demo::run(&sandbox, http, &|line| eprintln!("{line}")).await.unwrap();
     assert!(report.problems.is_empty(), "{:?}", report.problems);

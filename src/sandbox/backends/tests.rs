@@ -4,6 +4,7 @@
 use serde_json::json;
 use serde_json::value::RawValue;
 use tokio_util::sync::DropGuard;
+use url::Url;
 
 use super::*;
 use crate::chain::stellar::{self, Stellar};

@@ -1,22 +1,19 @@
-//! A demo seller: an MCP server with a free tool and tools for money, by the x402 MCP transport in both bindings
-//! (tool result, and the extension `org.x402/payment` of MCP 2026-07-28). The order is verify, run, settle, and the
-//! output leaves only when the facilitator says that it is settled. What it remembers of payments is in the memory of
-//! this one process and bounded; a seller with more than one process needs claims in a database.
-
-mod tools;
+//! A seller that charges by itself, in the memory of one process: by the x402 MCP transport in both bindings (tool
+//! result, and the extension `org.x402/payment` of MCP 2026-07-28), in the order verify, run, settle. The failure matrix
+//! and the load tests, which are about the buyer, buy from it; the demo's seller stands behind the gate (`shop`). It
+//! sells what the demo's server has.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use aws_lc_rs::hmac;
 use futures_util::future::BoxFuture;
 use serde_json::json;
 use serde_json::value::RawValue;
 use sha2::{Digest, Sha256};
 
-pub use self::tools::{ASKS, QUESTION, TOOLS, Tool};
+use super::server::{self, Input, Server, TOOLS, Tool};
 use crate::facilitator::{Facilitator, Verdict};
 use crate::json::{self as strict, Numbers, member, members, string};
 use crate::mcp::{Handler, RequestContext, Revision, RpcError};
@@ -46,7 +43,7 @@ pub struct Calls {
 pub struct Seller {
     options: Options,
     facilitator: Mutex<Facilitator>,
-    state_key: hmac::Key,
+    server: Arc<Server>,
     prices: Mutex<BTreeMap<&'static str, u64>>,
     payments: Mutex<Payments>,
     unpaid: AtomicU64,
@@ -79,14 +76,9 @@ struct Output {
     receipt: Option<Box<RawValue>>,
 }
 
-/// One `tools/call`, parsed.
+/// One `tools/call`, parsed; the hash of the server's call is what the payment is for.
 struct Call<'a> {
-    tool: &'static Tool,
-    argument: String,
-    /// SHA-256 of tool and canonical arguments: what the payment is for.
-    hash: [u8; 32],
-    input_responses: Option<&'a RawValue>,
-    request_state: Option<&'a RawValue>,
+    of: server::Call<'a>,
     payment: Option<&'a RawValue>,
     /// The request takes challenges as `resultType: "payment_required"`.
     extension: bool,
@@ -94,11 +86,10 @@ struct Call<'a> {
 
 impl Seller {
     pub fn new(world: &World, facilitator: Facilitator, options: Options) -> Arc<Seller> {
-        let secret: [u8; 32] = world.random();
         Arc::new(Seller {
             options,
             facilitator: Mutex::new(facilitator),
-            state_key: hmac::Key::new(hmac::HMAC_SHA256, &secret),
+            server: Server::new(world),
             prices: Mutex::new(TOOLS.iter().filter_map(|tool| Some((tool.name, tool.price?))).collect()),
             payments: Mutex::default(),
             unpaid: AtomicU64::new(0),
@@ -170,12 +161,12 @@ impl Seller {
             "error": error,
             "resource": {
                 "url": self.options.endpoint,
-                "description": call.tool.description,
+                "description": call.of.tool.description,
                 "mimeType": "application/json",
             },
-            "accepts": self.offers(call.tool),
+            "accepts": self.offers(call.of.tool),
             "extensions": {
-                "bazaar": call.tool.bazaar(),
+                "bazaar": call.of.tool.bazaar(),
                 PAYMENT_IDENTIFIER: {
                     "info": {"required": false},
                     "schema": {
@@ -202,38 +193,23 @@ impl Seller {
     }
 
     async fn tools_call(&self, context: &RequestContext, params: &RawValue) -> Result<Box<RawValue>, RpcError> {
-        let invalid = |what: &str| RpcError::invalid_params(what);
         let payment = context.meta.as_deref().and_then(|meta| member(meta, META_PAYMENT));
         match payment {
             Some(_) => self.paid.fetch_add(1, Ordering::SeqCst),
             None => self.unpaid.fetch_add(1, Ordering::SeqCst),
         };
-        let name = member(params, "name").and_then(string).ok_or_else(|| invalid("params.name is missing"))?;
-        let tool = Tool::named(&name).ok_or_else(|| invalid("there is no such tool"))?;
-        let arguments = member(params, "arguments").map_or_else(|| strict::raw(&json!({})), ToOwned::to_owned);
-        let argument = match tool.argument(&arguments) {
-            Ok(argument) => argument.into_owned(),
-            // A tool error and not a challenge: nobody is asked to pay for a call that cannot succeed.
-            Err(problem) => {
-                return Ok(strict::raw(&json!({"isError": true, "content": [{"type": "text", "text": problem}]})));
-            }
+        // A tool error and not a challenge: nobody is asked to pay for a call that cannot succeed.
+        let of = match server::Call::read(params) {
+            Ok(of) => of,
+            Err(refused) => return refused,
         };
-        let canonical = strict::canonical(&arguments, Numbers::AsWritten).map_err(|_| invalid("params.arguments"))?;
-        let call = Call {
-            tool,
-            argument,
-            hash: Sha256::digest(json!([tool.name, canonical]).to_string()).into(),
-            input_responses: member(params, "inputResponses"),
-            request_state: member(params, "requestState"),
-            payment,
-            extension: takes_extension(context),
-        };
-        if self.price(tool.name).is_none() {
-            return Ok(strict::raw(&tool.run(&call.argument, None)));
+        if self.price(of.tool.name).is_none() {
+            return Ok(strict::raw(&self.server.run(&of, None)));
         }
+        let call = Call { of, payment, extension: takes_extension(context) };
         match call.payment {
             Some(payment) => self.paid_call(context, &call, payment).await,
-            None => match self.input(context, &call)? {
+            None => match self.server.input(context, &call.of)? {
                 Input::Ask(result) => Ok(result),
                 Input::Answered(_) => Ok(self.challenge(&call, "Payment required to access this tool", None)),
             },
@@ -266,7 +242,7 @@ impl Seller {
             Some(payment) => payment.lock().await.output.as_ref().map(|output| output.offer.clone()),
             None => None,
         };
-        let Some(offer) = offer.or_else(|| self.matching(call.tool, accepted)) else {
+        let Some(offer) = offer.or_else(|| self.matching(call.of.tool, accepted)) else {
             return no("No matching payment requirements found");
         };
         let payment = self.remember(identity);
@@ -289,7 +265,7 @@ impl Seller {
             if bytes != fingerprint {
                 return no("payment_identifier_conflict", None);
             }
-            if what != call.hash {
+            if what != call.of.hash {
                 return no("payment_already_used", None);
             }
         }
@@ -299,7 +275,7 @@ impl Seller {
         let facilitator = self.facilitator.lock().unwrap_or_else(PoisonError::into_inner).clone();
         let timeout = self.facilitator_timeout();
         if payment.output.is_none() {
-            let party = match self.input(context, call)? {
+            let party = match self.server.input(context, &call.of)? {
                 Input::Ask(result) => return Ok(result),
                 Input::Answered(party) => party,
             };
@@ -308,9 +284,9 @@ impl Seller {
                 Ok(Verdict::Invalid(reason)) => return no(&reason, None),
                 Err(error) => return Err(unavailable(&error)),
             }
-            payment.bound = Some((fingerprint, call.hash));
+            payment.bound = Some((fingerprint, call.of.hash));
             payment.output =
-                Some(Output { result: call.tool.run(&call.argument, party), offer: offer.clone(), receipt: None });
+                Some(Output { result: self.server.run(&call.of, party), offer: offer.clone(), receipt: None });
         }
         let (receipt, settlement) = facilitator.settle(payload, &offer, timeout).await.map_err(|e| unavailable(&e))?;
         if !settlement.success || settlement.network != self.options.network {
@@ -320,55 +296,6 @@ impl Seller {
         let Some(output) = &mut payment.output else { return Err(RpcError::internal("no output")) };
         output.receipt = Some(receipt.clone());
         Ok(with_receipt(&output.result, Some(&receipt)))
-    }
-
-    /// The tool's own question, asked before anything is charged. The answer is the size of the party.
-    fn input(&self, context: &RequestContext, call: &Call<'_>) -> Result<Input, RpcError> {
-        if call.tool.name != ASKS {
-            return Ok(Input::Answered(None));
-        }
-        let say = |text: &str| {
-            Input::Ask(strict::raw(&json!({"isError": true, "content": [{"type": "text", "text": text}]})))
-        };
-        if !context.revision.stateless() {
-            return Ok(say("This tool asks for input, which needs MCP 2026-07-28."));
-        }
-        // Sent to a client that cannot ask anybody, the question would be a dead end.
-        if context.client_capabilities().is_none_or(|capabilities| member(capabilities, "elicitation").is_none()) {
-            return Err(RpcError::missing_capability(&strict::raw(&json!({"elicitation": {"form": {}}}))));
-        }
-        let state = hex::encode(hmac::sign(&self.state_key, &call.hash));
-        let Some(responses) = call.input_responses else {
-            let size = json!({"type": "integer", "minimum": 1, "maximum": 20});
-            return Ok(Input::Ask(strict::raw(&json!({
-                "resultType": "input_required",
-                "inputRequests": {QUESTION: {
-                    "method": "elicitation/create",
-                    "params": {
-                        "mode": "form",
-                        "message": format!("For how many people should I book at {}?", call.argument),
-                        "requestedSchema": {"type": "object", "properties": {"size": size}, "required": ["size"]},
-                    },
-                }},
-                "requestState": state,
-            }))));
-        };
-        // The state names the call that the question was asked for, so an answer serves no other call.
-        if call.request_state.and_then(string).as_deref() != Some(&state) {
-            return Err(RpcError::invalid_params("requestState is not of this call"));
-        }
-        let answer = member(responses, QUESTION);
-        match answer.and_then(|answer| member(answer, "action")).and_then(string).as_deref() {
-            Some("accept") => {}
-            Some("decline" | "cancel") => return Ok(say("Not booked, nothing was charged.")),
-            _ => return Err(RpcError::invalid_params("inputResponses has no answer to the question")),
-        }
-        let content = answer.and_then(|answer| member(answer, "content"));
-        let size = content.and_then(|content| member(content, "size")).and_then(|size| size.get().parse::<u64>().ok());
-        match size {
-            Some(size) if (1..=20).contains(&size) => Ok(Input::Answered(Some(size))),
-            _ => Err(RpcError::invalid_params("size must be an integer from 1 to 20")),
-        }
     }
 
     /// The offer of ours that equals what the payer accepted, as JSON values.
@@ -396,15 +323,9 @@ impl Seller {
     }
 }
 
-enum Input {
-    /// What is answered instead of running the tool.
-    Ask(Box<RawValue>),
-    Answered(Option<u64>),
-}
-
 impl Handler for Seller {
     fn server_info(&self) -> (&str, &str, Option<&str>) {
-        ("tollway-demo-seller", env!("CARGO_PKG_VERSION"), Some("A demo: one free tool and some that cost test money."))
+        ("tollway-seller", env!("CARGO_PKG_VERSION"), Some("One free tool and some that cost test money."))
     }
 
     fn capabilities(&self, revision: Revision) -> Box<RawValue> {
@@ -423,19 +344,7 @@ impl Handler for Seller {
     ) -> BoxFuture<'a, Result<Box<RawValue>, RpcError>> {
         Box::pin(async move {
             match (method, params) {
-                ("tools/list", _) => {
-                    let tools: Vec<_> = TOOLS
-                        .iter()
-                        .map(|tool| {
-                            json!({
-                                "name": tool.name,
-                                "description": tool.description,
-                                "inputSchema": tool.input_schema(),
-                            })
-                        })
-                        .collect();
-                    Ok(strict::raw(&json!({"tools": tools})))
-                }
+                ("tools/list", _) => Ok(Server::tools()),
                 ("tools/call", Some(params)) => self.tools_call(context, params).await,
                 ("tools/call", None) => Err(RpcError::invalid_params("params is missing")),
                 _ => Err(RpcError::method_not_found(method)),

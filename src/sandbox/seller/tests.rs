@@ -13,6 +13,7 @@ use crate::http::{self, Client, Destination};
 use crate::mcp::{self, Authenticator};
 use crate::ports::machine;
 use crate::sandbox::mcp_client::{McpClient, McpClientError};
+use crate::sandbox::server::{ASKS, QUESTION};
 use crate::seal::KeyRing;
 use crate::x402::{Answer, Settlement, classify};
 
