@@ -134,6 +134,7 @@ async fn parts(config: &GateConfig, world: &World, client: &Client, run: Duratio
         claims: claims(config, world).await?,
         facilitators,
         chains: server::chains(&config.networks, client, world),
+        resolved_by_operator: config.resolved_by_operator.clone(),
         settings: sell::Settings {
             max_answer: config.max_answer_bytes,
             handler: run,

@@ -5,6 +5,8 @@ mod architecture;
 mod auth;
 #[cfg(feature = "sandbox")]
 mod catalog;
+#[cfg(feature = "sandbox")]
+mod examples;
 #[cfg(feature = "roles")]
 mod gate;
 #[cfg(feature = "roles")]

@@ -6,7 +6,7 @@ use url::Url;
 
 use super::value::{host, is_loopback, operator_url};
 use super::{ConfigError, SignerMode, Store, Transport, auth, file, refuse};
-use crate::chain::stellar::Credentials;
+use crate::chain::stellar::{Credentials, known_passphrase};
 use crate::money::Network;
 
 #[derive(Debug, Clone)]
@@ -90,10 +90,9 @@ pub(super) fn networks(
         if network.namespace() != "stellar" {
             return refuse(format!("networks.{name}"), "only stellar networks can be paid on in this version");
         }
-        let passphrase = match (network.reference(), n.passphrase) {
-            ("pubnet", None) => "Public Global Stellar Network ; September 2015".to_owned(),
-            ("testnet", None) => "Test SDF Network ; September 2015".to_owned(),
-            ("pubnet" | "testnet", Some(_)) => {
+        let passphrase = match (known_passphrase(&network), n.passphrase) {
+            (Some(passphrase), None) => passphrase.to_owned(),
+            (Some(_), Some(_)) => {
                 return refuse(field("passphrase"), "is fixed for stellar:pubnet and stellar:testnet: remove it");
             }
             (_, Some(passphrase)) => passphrase,

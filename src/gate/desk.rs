@@ -1,7 +1,7 @@
 //! The gate as its callers see it: one request for an item from parse to answer, in the order of `docs/outcomes.md`
 //! (table "Gate"). The proxy and the library share it; neither decides anything about money itself.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::future::Future;
 use std::pin::pin;
 use std::sync::Arc;
@@ -9,6 +9,8 @@ use std::sync::Arc;
 use serde_json::value::RawValue;
 use tokio::sync::{Semaphore, oneshot, watch};
 use tokio::time::Instant;
+
+pub use super::described::Described;
 
 use super::ask::Ask;
 use super::breaker::Guarded;
@@ -43,6 +45,7 @@ pub(super) struct Inner {
     pub world: World,
     pub seller: Arc<Seller>,
     pub chains: Chains,
+    resolved_by_operator: BTreeSet<Network>,
     pub shelf: Shelf,
     pub declared: Declared,
     pub quotes: Quotes,
@@ -63,6 +66,8 @@ pub struct Parts {
     pub facilitators: BTreeMap<Network, Facilitator>,
     /// One per network whose chain is asked what became of a settlement.
     pub chains: Chains,
+    /// Networks without one, on which a person resolves it (`tollway claims resolve`).
+    pub resolved_by_operator: BTreeSet<Network>,
     pub settings: Settings,
 }
 
@@ -72,6 +77,11 @@ pub enum GateError {
     Price(#[from] PriceError),
     #[error("something is sold on {0}, where nobody settles payments: name a facilitator for it")]
     NoFacilitator(Network),
+    #[error(
+        "something is sold on {0}, where nobody can say what became of a settlement: give its chain, or name it in \
+         resolved_by_operator"
+    )]
+    NoChain(Network),
     #[error("answers are kept for {kept} s, and an offer lives {life} s: an output would be gone before its payment")]
     AnswersTooShort { kept: u64, life: u64 },
 }
@@ -91,14 +101,6 @@ pub struct Request<'a> {
     pub source: &'a str,
     /// One of `challenge::PAYMENT_HEADERS` came with it.
     pub payment_header: bool,
-}
-
-/// What the upstream says of a priced item before anybody is asked to pay for it.
-pub enum Described {
-    /// The arguments fit. `tool`: the tool's raw entry in the upstream's `tools/list`, where there is one.
-    Fits { tool: Option<Box<RawValue>> },
-    /// The upstream has no such item, or the arguments do not fit: the answer in the form of the revision.
-    Refused(Result<Box<RawValue>, RpcError>),
 }
 
 #[derive(Debug)]
@@ -136,13 +138,15 @@ impl Gate {
     }
 
     fn made(parts: Parts, hooking: Option<Hooking>) -> Result<Gate, GateError> {
-        let Parts { world, prices, claims, facilitators, chains, settings } = parts;
-        check(&prices, &claims, |network| facilitators.contains_key(network))?;
+        let Parts { world, prices, claims, facilitators, chains, resolved_by_operator, settings } = parts;
+        let resolves = |network: &Network| chains.contains_key(network) || resolved_by_operator.contains(network);
+        check(&prices, &claims, |network| facilitators.contains_key(network), resolves)?;
         let facilitators = facilitators.into_iter().map(|(network, one)| (network, Guarded::new(one))).collect();
         Ok(Gate(Arc::new(Inner {
             world,
             seller: Arc::new(Seller { claims, facilitators, settings }),
             chains,
+            resolved_by_operator,
             shelf: Shelf::new(prices),
             declared: Declared::default(),
             quotes: Quotes::default(),
@@ -186,8 +190,11 @@ impl Gate {
 
     /// Takes over new prices; an offer that goes stays good for its own timeout.
     pub fn reprice(&self, prices: Prices) -> Result<(), GateError> {
-        let seller = &self.0.seller;
-        check(&prices, &seller.claims, |network| seller.facilitators.contains_key(network))?;
+        let (seller, inner) = (&self.0.seller, &self.0);
+        let settles = |network: &Network| seller.facilitators.contains_key(network);
+        check(&prices, &seller.claims, settles, |network| {
+            inner.chains.contains_key(network) || inner.resolved_by_operator.contains(network)
+        })?;
         self.0.shelf.reprice(prices, self.0.world.unix_ms());
         Ok(())
     }
@@ -207,9 +214,19 @@ impl Gate {
 }
 
 /// What a gate refuses to begin with, whoever made its parts.
-fn check(prices: &Prices, claims: &Claims, has_facilitator: impl Fn(&Network) -> bool) -> Result<(), GateError> {
-    if let Some(unit) = prices.units().into_iter().find(|unit| !has_facilitator(&unit.network)) {
-        return Err(GateError::NoFacilitator(unit.network));
+fn check(
+    prices: &Prices,
+    claims: &Claims,
+    settles: impl Fn(&Network) -> bool,
+    resolves: impl Fn(&Network) -> bool,
+) -> Result<(), GateError> {
+    for unit in prices.units() {
+        if !settles(&unit.network) {
+            return Err(GateError::NoFacilitator(unit.network));
+        }
+        if !resolves(&unit.network) {
+            return Err(GateError::NoChain(unit.network));
+        }
     }
     let kept = claims.terms().answers.as_secs();
     let lives = prices.items().flat_map(|item| &item.offers).map(|priced| priced.offer.max_timeout_seconds);

@@ -1,9 +1,12 @@
 //! A gate around a program's own handlers, whatever MCP library it uses: requests and results are JSON values, and a
-//! handler is an async function.
+//! handler is an async function. A priced tool, resource or prompt is two lines, its price in the list and the call
+//! around its handler; the rest is made once. `examples/` has whole servers on bare axum and on rmcp.
 //!
 //! ```no_run
-//! use std::{collections::BTreeMap, path::Path};
+//! use std::collections::{BTreeMap, BTreeSet};
+//! use std::{path::Path, sync::Arc};
 //! use serde_json::{Value, json};
+//! use tollway::chain::stellar::{Settings as ChainSettings, Stellar};
 //! use tollway::facilitator::Facilitator;
 //! use tollway::gate::claims::{Claims, Terms};
 //! use tollway::gate::desk::{Gate, Parts};
@@ -15,6 +18,7 @@
 //!
 //! # async fn shop() -> Result<(), Box<dyn std::error::Error>> {
 //! let prices = PriceList::new("stellar:testnet", "USDC", "GAOH2NR3A3R2VS6TUE6L75A3OMJ4UKJWEHHNL5GIIEQTS5RVZEK5LAP4")?
+//!     .at("https://shop.example/mcp")
 //!     .tool("search", "0.01")?
 //!     .resource("docs://{id}", "0.002")?
 //!     .build(Unlisted::Free)?;
@@ -22,11 +26,16 @@
 //! let ring = KeyRing::parse(&std::env::var("TOLLWAY_KEY_RING")?)?;
 //! # let limits = http::Limits { timeout: std::time::Duration::from_secs(30), max_response_bytes: 1 << 20 };
 //! # let client = http::Client::new(world.clone(), http::Tls::Plain, http::Destination::Operator, limits);
+//! // Asked what became of a settlement whose answer was lost.
+//! let (network, rpc) = ("stellar:testnet".parse()?, "https://soroban-testnet.stellar.org".parse()?);
+//! let chain = ChainSettings::known(&network, vec![rpc]).ok_or("an unknown network")?;
+//! let chain = Stellar::new(chain, client.clone(), world.clone());
 //! let facilitator = Facilitator::new(client, &"https://facilitator.example".parse()?);
 //! let gate = Gate::new(Parts {
 //!     claims: Claims::open_sqlite(Path::new("claims.sqlite"), world.clone(), ring, Terms::default()).await?,
-//!     facilitators: BTreeMap::from([("stellar:testnet".parse()?, facilitator)]),
-//!     chains: BTreeMap::new(),
+//!     facilitators: BTreeMap::from([(network.clone(), facilitator)]),
+//!     chains: BTreeMap::from([(network, Arc::new(chain))]),
+//!     resolved_by_operator: BTreeSet::new(),
 //!     settings: Settings::default(),
 //!     prices,
 //!     world,
@@ -68,7 +77,8 @@ pub struct Caller<'a> {
     pub revision: Revision,
     /// What a request of 2026-07-28 declares.
     pub client_capabilities: Option<&'a Value>,
-    /// The tool's entry in the program's `tools/list`, for catalogs.
+    /// The tool's entry in the program's `tools/list`: arguments that do not fit its `inputSchema` are refused before
+    /// anybody is asked to pay, and catalogs learn of it.
     pub tool: Option<&'a Value>,
 }
 
@@ -97,7 +107,11 @@ impl Gate {
             source: caller.source,
             payment_header: false,
         };
-        let described = async { Described::Fits { tool: caller.tool.map(json::raw) } };
+        let described = async {
+            let Some(entry) = caller.tool.map(json::raw) else { return Described::Fits { tool: None } };
+            let none = json::raw(&serde_json::Map::new());
+            Described::by(&entry, json::member(&params, "arguments").unwrap_or(&none), caller.revision)
+        };
         // A free item's handler runs here, a paid one's in the sale.
         let slot = Arc::new(Mutex::new(Some(handler)));
         let taken = slot.clone();
@@ -162,6 +176,7 @@ pub fn payment_required_result(item: &Item, target: &str) -> Value {
 pub struct PriceList {
     terms: Terms,
     decimals: u8,
+    url: Option<String>,
     items: Vec<Item>,
     free: BTreeSet<(Kind, String)>,
 }
@@ -188,12 +203,19 @@ impl PriceList {
             flow: Flow::Authorization,
             extra: serde_json::Map::new(),
         };
-        Ok(PriceList { terms, decimals: known.decimals, items: Vec::new(), free: BTreeSet::new() })
+        Ok(PriceList { terms, decimals: known.decimals, url: None, items: Vec::new(), free: BTreeSet::new() })
     }
 
     /// A member of `extra` of every offer that follows; EVM tokens need `name` and `version`.
     pub fn extra(mut self, name: &str, value: Value) -> PriceList {
         self.terms.extra.insert(name.to_owned(), value);
+        self
+    }
+
+    /// Where buyers reach this server: what a challenge of every item that follows names, and what a catalog can dial.
+    /// Without it that is `mcp://tool/{name}` and its likes.
+    pub fn at(mut self, url: &str) -> PriceList {
+        self.url = Some(url.to_owned());
         self
     }
 
@@ -222,6 +244,7 @@ impl PriceList {
         let amount = Amount::from_decimal(price, self.decimals);
         let amount = amount.map_err(|e| PriceError { member: "price", problem: e.to_string() })?;
         let terms = Terms { amount, shown_amount: price.to_owned(), flow, ..self.terms.clone() };
+        let about = About { url: about.url.or_else(|| self.url.clone()), ..about };
         self.items.push(Item::new(kind, key, vec![terms], about, false)?);
         Ok(self)
     }
@@ -245,7 +268,7 @@ mod tests {
 
     use super::super::claims::tests::world;
     use super::super::claims::{Claims, Terms as ClaimTerms};
-    use super::super::desk::Parts;
+    use super::super::desk::{GateError, Parts};
     use super::super::prices::tests::{PAY_TO, USDC};
     use super::super::sell::Settings;
     use super::*;
@@ -265,6 +288,7 @@ mod tests {
             claims: claims.unwrap(),
             facilitators: BTreeMap::from([("stellar:testnet".parse().unwrap(), facilitator)]),
             chains: BTreeMap::new(),
+            resolved_by_operator: BTreeSet::from(["stellar:testnet".parse().unwrap()]),
             settings: Settings::default(),
             prices: prices.clone(),
             world,
@@ -323,12 +347,63 @@ mod tests {
         recording.assert_settled(0);
     }
 
+    #[tokio::test]
+    async fn nobody_is_asked_to_pay_for_arguments_that_do_not_fit() {
+        let (gate, recording, _, _dir) = shop().await;
+        let tool = json!({"name": "search", "inputSchema": {"type": "object", "required": ["q"]}});
+        let call = async |revision: Revision, arguments: Value| {
+            let caller = Caller { tool: Some(&tool), revision, ..Caller::new("me") };
+            gate.call("tools/call", &json!({"name": "search", "arguments": arguments}), caller, search()).await
+        };
+        let unfit = call(Revision::V2025_11_25, json!({})).await.unwrap();
+        assert!(unfit["isError"] == true && unfit["structuredContent"].is_null(), "{unfit}");
+        assert_eq!(call(Revision::V2025_03_26, json!({})).await.unwrap_err().code, -32602);
+        let asked = call(Revision::V2025_11_25, json!({"q": "tolls"})).await.unwrap();
+        assert!(asked["structuredContent"]["accepts"].is_array(), "{asked}");
+        assert_eq!(asked["structuredContent"]["extensions"]["bazaar"]["info"]["input"]["toolName"], "search");
+        recording.assert_verified(0);
+    }
+
+    #[tokio::test]
+    async fn a_network_on_which_nobody_can_settle_or_resolve_is_refused() {
+        let (gate, _, prices, dir) = shop().await;
+        let network: Network = "stellar:testnet".parse().unwrap();
+        let made = async |settles: bool, resolves: bool| {
+            let (world, _) = world();
+            let ring = KeyRing::new(vec![vec![7; 32]]).unwrap();
+            let facilitator = settles.then(|| (network.clone(), Facilitator::recording().0));
+            Gate::new(Parts {
+                claims: Claims::open_sqlite(&dir.path().join("c"), world.clone(), ring, ClaimTerms::default())
+                    .await
+                    .unwrap(),
+                facilitators: facilitator.into_iter().collect(),
+                chains: BTreeMap::new(),
+                resolved_by_operator: resolves.then(|| network.clone()).into_iter().collect(),
+                settings: Settings::default(),
+                prices: prices.clone(),
+                world,
+            })
+        };
+        assert!(matches!(made(false, true).await, Err(GateError::NoFacilitator(_))));
+        assert!(matches!(made(true, false).await, Err(GateError::NoChain(_))));
+        assert!(made(true, true).await.is_ok());
+        let elsewhere = PriceList::new("stellar:pubnet", "USDC", PAY_TO).unwrap().tool("search", "1").unwrap();
+        let elsewhere = gate.reprice(elsewhere.build(Unlisted::Deny).unwrap());
+        assert!(matches!(elsewhere, Err(GateError::NoFacilitator(_))), "a running gate knows no more networks");
+    }
+
     #[test]
     fn a_price_that_cannot_be_paid_is_refused() {
         for price in ["0.00000001", "1e-3", "0,01", "0", "-1", ""] {
             let list = PriceList::new("stellar:testnet", "USDC", PAY_TO).unwrap();
             assert_eq!(list.tool("search", price).unwrap_err().member, "price", "{price}");
         }
+        let nowhere = PriceList::new("stellar:testnet", "USDC", PAY_TO).unwrap().at("shop.example/mcp");
+        assert_eq!(nowhere.tool("search", "0.01").unwrap_err().member, "url");
+        let at = PriceList::new("stellar:testnet", "USDC", PAY_TO).unwrap().at("https://shop.example/mcp");
+        let at = at.tool("search", "0.01").unwrap().build(Unlisted::Free).unwrap();
+        let required = payment_required_result(at.items().next().unwrap(), "search");
+        assert_eq!(required["structuredContent"]["resource"]["url"], "https://shop.example/mcp");
         assert_eq!(PriceList::new("stellar:testnet", "NOPE", PAY_TO).unwrap_err().member, "asset");
         assert_eq!(PriceList::new("stellar", "USDC", PAY_TO).unwrap_err().member, "network");
         let list = PriceList::new("stellar:testnet", "USDC", "me").unwrap();

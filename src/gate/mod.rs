@@ -8,6 +8,7 @@ mod breaker;
 pub mod challenge;
 pub mod claims;
 mod chores;
+mod described;
 pub mod desk;
 pub mod extensions;
 mod hooked;

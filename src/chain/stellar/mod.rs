@@ -65,6 +65,28 @@ pub struct Settings {
     pub min_ledger_ms: u64,
 }
 
+impl Settings {
+    /// For Stellar's public and test network; `None` for another one, whose passphrase nobody knows.
+    pub fn known(network: &Network, rpc_urls: Vec<Url>) -> Option<Settings> {
+        Some(Settings {
+            network: network.clone(),
+            passphrase: known_passphrase(network)?.to_owned(),
+            rpc_urls,
+            credentials: Credentials::Address,
+            max_authorization_seconds: 300,
+            min_ledger_ms: 4_000,
+        })
+    }
+}
+
+pub fn known_passphrase(network: &Network) -> Option<&'static str> {
+    match network.as_str() {
+        "stellar:pubnet" => Some("Public Global Stellar Network ; September 2015"),
+        "stellar:testnet" => Some("Test SDF Network ; September 2015"),
+        _ => None,
+    }
+}
+
 /// The newest ledger, as far as the RPCs can be believed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct LedgerPoint {

@@ -7,7 +7,6 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use http::{HeaderMap, HeaderValue, Method};
-use serde_json::json;
 use serde_json::value::RawValue;
 use tokio::time::Instant;
 
@@ -16,12 +15,11 @@ use super::headers;
 use super::paid::{Sale, rpc_error};
 use super::rewrite::MAX_DEPTH;
 use super::upstream::Reply;
+use crate::gate::Kind;
 use crate::gate::desk::Described;
-use crate::gate::{Kind, schema};
 use crate::json::{self, Limits};
 use crate::mcp::envelope::{Envelope, Outcome};
-use crate::mcp::{Revision, RpcError, bounded, headers as mcp_headers, revision};
-use crate::telemetry;
+use crate::mcp::{RpcError, bounded, headers as mcp_headers, revision};
 
 /// A list is asked for again after this long.
 const FRESH: Duration = Duration::from_secs(30);
@@ -107,29 +105,7 @@ impl Sale {
                 None => Described::Fits { tool: None },
             };
         }
-        let fit = match json::member(entry, "inputSchema") {
-            Some(schema) => schema::fits(schema, arguments),
-            None => schema::Fit::Yes,
-        };
-        match fit {
-            schema::Fit::Yes => {}
-            schema::Fit::Unknown => telemetry::GATE_SCHEMAS_SKIPPED.one([]),
-            schema::Fit::No(why) => return self.unfit(&why),
-        }
-        Described::Fits { tool: Some(entry.clone()) }
-    }
-
-    /// Since 2025-11-25 arguments that do not fit are the tool's error, which a model can read and correct.
-    fn unfit(&self, why: &str) -> Described {
-        let text = format!("Invalid arguments for tool {}: {}", bounded(&self.name), bounded(why));
-        if self.place.revision < Revision::V2025_11_25 {
-            return refuse(&text);
-        }
-        let mut result = json!({"content": [{"type": "text", "text": text}], "isError": true});
-        if self.place.revision.stateless() {
-            result["resultType"] = json!("complete");
-        }
-        Described::Refused(Ok(json::raw(&result)))
+        Described::by(entry, arguments, self.place.revision)
     }
 
     /// `None`: the upstream has no such list.

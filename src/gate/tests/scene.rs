@@ -353,6 +353,7 @@ impl Scene {
                 claims,
                 facilitators: BTreeMap::from([(network.clone(), Facilitator::new(http, &url))]),
                 chains: BTreeMap::from([(network, Arc::new(chain))]),
+                resolved_by_operator: BTreeSet::new(),
                 settings,
             };
             let gate = match &hooking {
