@@ -10,6 +10,7 @@
 //! Then `curl -H 'content-type: application/json' -d '{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"weather",
 //! "arguments":{"city":"Oslo"}}}' http://127.0.0.1:4600/mcp` is answered with what it costs. A program of one's own has
 //! `tollway = { features = ["sqlite"], default-features = false }`.
+#![allow(clippy::disallowed_methods, reason = "a program of its own")]
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::error::Error;

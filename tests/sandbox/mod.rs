@@ -1,5 +1,6 @@
 //! The whole sandbox from outside: the command that a newcomer runs, and the same purchase with the official
 //! facilitator (`tests/interop`, Node 20) behind the seller.
+#![allow(clippy::disallowed_methods, reason = "a server of the outside world")]
 
 use std::path::PathBuf;
 use std::process::Stdio;
