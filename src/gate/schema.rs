@@ -163,7 +163,7 @@ impl<'a> Check<'a> {
         let Some(members) = self.read(schema) else { return Fit::Unknown };
         let mut fit = Fit::Yes;
         for (keyword, operand) in members.iter() {
-            fit = fit.and(|| self.keyword(keyword, *operand, &members, value, path, depth));
+            fit = fit.and(|| self.keyword(keyword, operand, &members, value, path, depth));
             if matches!(fit, Fit::No(_)) {
                 return fit;
             }
@@ -321,7 +321,7 @@ impl<'a> Check<'a> {
                         return fit.and(|| Fit::Unknown);
                     }
                     if let Some(value) = get(members, name) {
-                        fit = fit.and(|| self.schema(*schema, &Seen::new(value), &below(name), depth + 1));
+                        fit = fit.and(|| self.schema(schema, &Seen::new(value), &below(name), depth + 1));
                     }
                 }
                 fit
@@ -385,7 +385,7 @@ impl<'a> Check<'a> {
                         fit = fit.and(|| match self.matches(pattern, name) {
                             None => Fit::Unknown,
                             Some(false) => Fit::Yes,
-                            Some(true) => self.schema(*schema, &Seen::new(value), &below(name), depth + 1),
+                            Some(true) => self.schema(schema, &Seen::new(value), &below(name), depth + 1),
                         });
                     }
                 }

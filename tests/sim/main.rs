@@ -53,7 +53,7 @@ impl Story {
     fn seeds(self) -> u64 {
         match self {
             Story::Call => 2_000,
-            Story::Gate => 300,
+            Story::Gate => 150,
         }
     }
 

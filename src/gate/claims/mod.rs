@@ -367,7 +367,7 @@ impl Claims {
     }
 
     pub async fn look(&self, identity: &Identity) -> Result<Option<Claim>, ClaimError> {
-        Ok(self.store.look(identity).await?)
+        self.store.look(identity).await
     }
 
     /// Makes the claim, or takes over one that was given back, that failed, or whose holder is gone before anything was
@@ -524,12 +524,12 @@ impl Claims {
     /// [`NewClaim::dies_at`]), at most `most`.
     pub async fn forget_requests(&self, network: &str, dead: u64, most: u32) -> Result<u64, ClaimError> {
         let dead = i64::try_from(dead).unwrap_or(i64::MAX);
-        Ok(self.store.forget_requests(network, dead, i64::from(most)).await?)
+        self.store.forget_requests(network, dead, i64::from(most)).await
     }
 
     /// Removes answers that are too old, at most `most`. Identities stay for ever.
     pub async fn forget_answers(&self, most: u32) -> Result<u64, ClaimError> {
-        Ok(self.store.forget_answers(i64::from(most)).await?)
+        self.store.forget_answers(i64::from(most)).await
     }
 }
 

@@ -21,7 +21,7 @@ impl Claims {
     /// Claims in one of these states, newest first.
     pub async fn list(&self, states: &[State], most: u32) -> Result<Vec<Claim>, ClaimError> {
         let words: Vec<&str> = states.iter().map(|state| state.as_str()).collect();
-        Ok(self.store.list(&words, i64::from(most)).await?)
+        self.store.list(&words, i64::from(most)).await
     }
 
     /// The claim whose identity begins with these lower-case hex digits; `None` where none does, or several do.

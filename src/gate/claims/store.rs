@@ -4,10 +4,9 @@
 use futures_util::future::BoxFuture;
 
 use super::operator::EventRow;
-use super::{Arrow, Claim, Identity, Kept, Lease, NewClaim, State};
-use crate::ledger::LedgerError;
+use super::{Arrow, Claim, ClaimError, Identity, Kept, Lease, NewClaim, State};
 
-pub type Stored<'a, T> = BoxFuture<'a, Result<T, LedgerError>>;
+pub type Stored<'a, T> = BoxFuture<'a, Result<T, ClaimError>>;
 
 /// [`super::Change`] as it is written. No Debug: what is in it is sealed, and still nobody's business.
 #[derive(Clone)]
@@ -54,13 +53,13 @@ macro_rules! is_a_store {
     ($store:ty) => {
         impl Store for $store {
             fn look<'a>(&'a self, identity: &'a Identity) -> Stored<'a, Option<Claim>> {
-                Box::pin(self.look(identity))
+                Box::pin(async move { self.look(identity).await.map_err(ClaimError::from) })
             }
             fn claim<'a>(&'a self, new: &'a NewClaim<'a>, lease: &'a Lease, lease_ms: i64) -> Stored<'a, Option<bool>> {
-                Box::pin(self.claim(new, lease, lease_ms))
+                Box::pin(async move { self.claim(new, lease, lease_ms).await.map_err(ClaimError::from) })
             }
             fn renew<'a>(&'a self, lease: &'a Lease, lease_ms: i64) -> Stored<'a, bool> {
-                Box::pin(self.renew(lease, lease_ms))
+                Box::pin(async move { self.renew(lease, lease_ms).await.map_err(ClaimError::from) })
             }
             fn advance<'a>(&'a self, lease: &'a Lease, written: &'a Written<'a>) -> Stored<'a, bool> {
                 Box::pin(self.advance(lease, written))
@@ -72,37 +71,37 @@ macro_rules! is_a_store {
                 max_runs: Option<i64>,
                 lease_ms: i64,
             ) -> Stored<'a, bool> {
-                Box::pin(self.take(lease, state, max_runs, lease_ms))
+                Box::pin(async move { self.take(lease, state, max_runs, lease_ms).await.map_err(ClaimError::from) })
             }
             fn answer<'a>(&'a self, identity: &'a Identity, round: &'a [u8; 32]) -> Stored<'a, Option<Vec<u8>>> {
-                Box::pin(self.answer(identity, round))
+                Box::pin(async move { self.answer(identity, round).await.map_err(ClaimError::from) })
             }
             fn settle_request<'a>(&'a self, identity: &'a Identity) -> Stored<'a, Option<Vec<u8>>> {
-                Box::pin(self.settle_request(identity))
+                Box::pin(async move { self.settle_request(identity).await.map_err(ClaimError::from) })
             }
             fn expire(&self) -> Stored<'_, ()> {
-                Box::pin(self.expire())
+                Box::pin(async move { self.expire().await.map_err(ClaimError::from) })
             }
             fn due<'a>(&'a self, token: &'a [u8; 16], most: i64, lease_ms: i64) -> Stored<'a, Vec<Claim>> {
-                Box::pin(self.due(token, most, lease_ms))
+                Box::pin(async move { self.due(token, most, lease_ms).await.map_err(ClaimError::from) })
             }
             fn list<'a>(&'a self, states: &'a [&'a str], most: i64) -> Stored<'a, Vec<Claim>> {
-                Box::pin(self.list(states, most))
+                Box::pin(async move { self.list(states, most).await.map_err(ClaimError::from) })
             }
             fn between<'a>(&'a self, low: &'a [u8; 32], high: &'a [u8; 32]) -> Stored<'a, Vec<Claim>> {
-                Box::pin(self.between(low, high))
+                Box::pin(async move { self.between(low, high).await.map_err(ClaimError::from) })
             }
             fn events<'a>(&'a self, identity: &'a Identity) -> Stored<'a, Vec<EventRow>> {
-                Box::pin(self.events(identity))
+                Box::pin(async move { self.events(identity).await.map_err(ClaimError::from) })
             }
             fn now_ms(&self) -> Stored<'_, i64> {
-                Box::pin(self.now_ms())
+                Box::pin(async move { self.now_ms().await.map_err(ClaimError::from) })
             }
             fn forget_requests<'a>(&'a self, network: &'a str, dead: i64, most: i64) -> Stored<'a, u64> {
-                Box::pin(self.forget_requests(network, dead, most))
+                Box::pin(async move { self.forget_requests(network, dead, most).await.map_err(ClaimError::from) })
             }
             fn forget_answers(&self, most: i64) -> Stored<'_, u64> {
-                Box::pin(self.forget_answers(most))
+                Box::pin(async move { self.forget_answers(most).await.map_err(ClaimError::from) })
             }
         }
     };

@@ -4,9 +4,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex};
 
-use tollway::gate::claims::{Arrow, Claim, Kept, Lease, NewClaim, Proof, State, Store, Stored};
+use tollway::gate::claims::{Arrow, Claim, ClaimError, Kept, Lease, NewClaim, Proof, State, Store, Stored};
 use tollway::gate::payment::{Identity, Payment};
-use tollway::ledger::LedgerError;
 use tollway::x402::Flow;
 
 use super::payer::Paid;
@@ -93,7 +92,7 @@ impl Book {
     }
 
     /// One call of the store, by the world's clock.
-    pub fn still<T>(&self, call: Stored<'_, T>) -> Result<T, LedgerError> {
+    pub fn still<T>(&self, call: Stored<'_, T>) -> Result<T, ClaimError> {
         if let Some(client) = &self.clock {
             let now = i64::try_from(self.world.unix_ms()).expect("a moment");
             self.world.still(client.execute("UPDATE sim_clock SET now = $1", &[&now])).expect("its clock is set");

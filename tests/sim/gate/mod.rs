@@ -146,7 +146,8 @@ pub async fn story(seed: u64, options: Options, workshop: &Workshop, on: On<'_>)
     // Whatever was killed is back, and whoever held a claim then holds it no more.
     sleep(Duration::from_secs(60)).await;
     for round in [Round::Soon, Round::Late] {
-        for own in lock(&market.payments).clone().into_iter().filter(|own| !own.gone) {
+        let own: Vec<_> = lock(&market.payments).clone();
+        for own in own.into_iter().filter(|own| !own.gone) {
             collect(&market, &own, round).await;
         }
         rest(&book).await;

@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use tollway::gate::claims::{Arrow, Claim, Lease, NewClaim, State, Store, Stored, Written};
+use tollway::gate::claims::{Arrow, Claim, ClaimError, Lease, NewClaim, State, Store, Stored, Written};
 use tollway::gate::payment::Identity;
 use tollway::ledger::LedgerError;
 
@@ -49,19 +49,19 @@ pub struct SimStore {
     pub book: Arc<Book>,
 }
 
-fn lost<T>() -> Result<T, LedgerError> {
-    Err(LedgerError::Unavailable("the line was cut by the world".into()))
+fn lost<T>() -> Result<T, ClaimError> {
+    Err(LedgerError::Unavailable("the line was cut by the world".into()).into())
 }
 
 impl SimStore {
     /// `note` sees what was done, also where the answer is lost. Whether it was done and answered goes to the book.
-    async fn run<T>(&self, what: &str, call: Stored<'_, T>, note: impl FnOnce(&T) -> String) -> Result<T, LedgerError> {
+    async fn run<T>(&self, what: &str, call: Stored<'_, T>, note: impl FnOnce(&T) -> String) -> Result<T, ClaimError> {
         let world = &self.ctx.world;
         world.pause().await;
         if world.chance(|f| f.ledger_not_done) {
             self.ctx.trace(&format!("claims {what}: not done"));
             world.count(|s| s.ledger_not_done += 1);
-            return if world.permille(500) { Err(LedgerError::Busy) } else { lost() };
+            return if world.permille(500) { Err(LedgerError::Busy.into()) } else { lost() };
         }
         let result = self.book.still(call);
         match &result {
