@@ -448,7 +448,7 @@ mod tests {
     use serde_json::json;
 
     use super::super::Kind;
-    use super::super::claims::tests::{Hands, in_file, world};
+    use super::super::claims::tests::{Hands, refuse_to_settle, world};
     use super::super::claims::{Kept, State, Terms};
     use super::super::payment::tests::{good, offer};
     use super::super::sweep::{Chains, Resolved};
@@ -680,8 +680,7 @@ mod tests {
             assert!(unknown(&scene.sell(upfront, output()).await));
             // The store itself took it back.
             let scene = self::scene((200, VALID), &[(200, &yes())]).await;
-            let refuses = "CREATE TRIGGER t BEFORE UPDATE ON claims WHEN NEW.state = 'settling' BEGIN SELECT RAISE(ABORT, 'no'); END";
-            in_file(&scene.dir.path().join("c"), refuses).await;
+            refuse_to_settle(&scene.dir.path().join("c")).await;
             scene.seller.claims.lose(State::Released, false);
             assert!(matches!(scene.sell(upfront, output()).await, Sold::Internal(_)));
             assert_eq!(scene.settles().len(), 0);

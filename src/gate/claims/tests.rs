@@ -69,9 +69,16 @@ impl Shop {
     }
 }
 
-pub async fn in_file(path: &Path, statement: &str) {
+async fn in_file(path: &Path, statement: &str) {
     let mut file = open_migrated(path, Duration::from_secs(5)).await.unwrap();
     sqlx::query(sqlx::AssertSqlSafe(statement.to_owned())).execute(&mut file).await.unwrap();
+}
+
+/// From now on the store takes no claim to `settling`.
+pub async fn refuse_to_settle(path: &Path) {
+    let refuses =
+        "CREATE TRIGGER t BEFORE UPDATE ON claims WHEN NEW.state = 'settling' BEGIN SELECT RAISE(ABORT, 'no'); END";
+    in_file(path, refuses).await;
 }
 
 #[allow(clippy::disallowed_methods, reason = "a connection of the test's own")]
