@@ -162,7 +162,7 @@ impl AnswerBody {
     }
 }
 
-pub(super) fn sse_event(text: String) -> String {
+pub(crate) fn sse_event(text: String) -> String {
     format!("event: message\ndata: {}\n\n", envelope::one_line(text))
 }
 

@@ -36,6 +36,9 @@ mod signed;
 pub mod stdio;
 
 #[cfg(feature = "roles")]
+pub(crate) use body::sse_event;
+
+#[cfg(feature = "roles")]
 pub use auth::{Authenticator, Identity, StaticKeys};
 pub use envelope::Envelope;
 #[cfg(feature = "roles")]

@@ -311,7 +311,7 @@ pub struct Claims {
     ring: KeyRing,
     terms: Terms,
     #[cfg(test)]
-    lost: std::sync::Mutex<Vec<(State, bool)>>,
+    lost: Mutex<Vec<(State, bool)>>,
 }
 
 /// Without a moment of its own an unknown claim is looked at again after this long, milliseconds.
@@ -352,7 +352,7 @@ impl Claims {
             ring,
             terms,
             #[cfg(test)]
-            lost: std::sync::Mutex::default(),
+            lost: Mutex::default(),
         }
     }
 

@@ -11,6 +11,12 @@ use tokio::sync::mpsc;
 use tokio::time::{Sleep, sleep};
 
 use super::Permit;
+use crate::mcp::sse_event;
+
+/// A message as an event of a stream.
+pub fn event(message: String) -> Bytes {
+    Bytes::from(sse_event(message))
+}
 
 /// Dropped early, it tells the task by its closed channel.
 pub struct FrameBody {

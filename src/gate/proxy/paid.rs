@@ -16,8 +16,8 @@ use tokio::time::{Instant, sleep, sleep_until};
 use tokio_util::sync::CancellationToken;
 
 use super::events::Events;
-use super::frames::FrameBody;
-use super::rewrite::MAX_DEPTH;
+use super::frames::{FrameBody, event};
+use super::rewrite::{MAX_DEPTH, replacing};
 use super::upstream::{Ask, Reply, UpstreamError};
 use super::{Permit, Place, Proxy, headers, respond, source, unreachable};
 use crate::gate::challenge::PAYMENT_HEADERS;
@@ -71,12 +71,9 @@ impl Sale {
         let left = CancellationToken::new();
         let guard = left.clone().drop_guard();
         let ours = json::raw(&format!("tollway-{}", hex::encode(sale.proxy.settings.front.world.random::<16>())));
-        let towards = sale.towards(&body, &ours).ok_or_else(|| {
-            Box::new(refuse(StatusCode::BAD_REQUEST, Some(&sale.id), &RpcError::invalid_request("Invalid request")))
-        })?;
         let run = Run {
             sale: sale.clone(),
-            body: towards,
+            body: body.clone(),
             ours,
             cancel: CancellationToken::new(),
             out: takes.stream.then_some(out),
@@ -168,7 +165,7 @@ impl Sale {
                 let mut next = frame;
                 loop {
                     if let Some(frame) = next.take()
-                        && pieces.send(event(&frame)).await.is_err()
+                        && pieces.send(event(frame)).await.is_err()
                     {
                         return;
                     }
@@ -193,13 +190,13 @@ impl Sale {
             answer => answer,
         };
         while let Ok(frame) = frames.try_recv() {
-            let _ = pieces.send(event(&frame)).await;
+            let _ = pieces.send(event(frame)).await;
         }
         let (text, held) = self.text(answer, beside);
         for text in held {
-            let _ = pieces.send(event(&text)).await;
+            let _ = pieces.send(event(text)).await;
         }
-        let _ = pieces.send(event(&text)).await;
+        let _ = pieces.send(event(text)).await;
     }
 
     /// The response, and the texts that may leave with it.
@@ -251,18 +248,17 @@ impl Sale {
     /// The request as the upstream gets it: with an id and a progress token that the client does not know, so that nothing
     /// it asks for beside can take the answer; and without the payment, which is none of the upstream's business.
     fn towards(&self, body: &Bytes, ours: &RawValue) -> Option<Bytes> {
-        let raw: &RawValue = serde_json::from_slice(body).ok()?;
-        let edit = |part: &RawValue, text: &str| Some((splice::place(raw.get(), part)?, text.to_owned()));
-        let mut edits = vec![edit(json::member(raw, "id")?, ours.get())?];
-        if let Some(meta) = json::member(raw, "params").and_then(|params| json::member(params, "_meta")) {
-            let bare = without_member(meta, META_PAYMENT)?;
-            let bare = match json::member(&bare, "progressToken") {
-                Some(_) => splice::with_members(&bare, &[("progressToken", ours.get())])?,
-                None => bare,
-            };
-            edits.push(edit(meta, bare.get())?);
-        }
-        Some(Bytes::from(splice::replaced(raw.get(), edits)?.get().to_owned()))
+        let bare = match json::member(&self.params, "_meta") {
+            None => None,
+            Some(meta) => {
+                let bare = without_member(meta, META_PAYMENT)?;
+                let has_token = json::member(&bare, "progressToken").is_some();
+                Some(if has_token { splice::with_members(&bare, &[("progressToken", ours.get())])? } else { bare })
+            }
+        };
+        let mut members: Vec<(&[&str], &str)> = vec![(&["id"], ours.get())];
+        members.extend(bare.iter().map(|bare| (&["params", "_meta"][..], bare.get())));
+        replacing(body, &members).map(Bytes::from)
     }
 
     fn progress_token(&self) -> Option<&RawValue> {
@@ -304,10 +300,6 @@ fn typed(kind: &'static str) -> HeaderMap {
     }
     headers::unshared(&mut head);
     head
-}
-
-fn event(text: &str) -> Bytes {
-    Bytes::from(format!("event: message\ndata: {}\n\n", envelope::one_line(text.to_owned())))
 }
 
 /// The upstream's part of a sale.
@@ -353,7 +345,10 @@ impl Run {
     async fn run(&self) -> Ran {
         let Settings { limit, idle } = self.settings();
         let Sale { proxy, head, place, .. } = &*self.sale;
-        let ask = proxy.asking(Method::POST, &head.headers, place.session.as_ref(), self.body.clone());
+        let Some(body) = self.sale.towards(&self.body, &self.ours) else {
+            return Ran::Error(RpcError::internal("Internal error"));
+        };
+        let ask = proxy.asking(Method::POST, &head.headers, place.session.as_ref(), body);
         let mut reply = match proxy.upstream.ask(Ask { sold: true, ..ask }).await {
             Ok(reply) => reply,
             Err(UpstreamError::NoSession) => return self.no_session(),

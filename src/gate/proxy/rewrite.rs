@@ -50,6 +50,16 @@ pub fn message(
     Some(whole.get().to_owned())
 }
 
+/// The message with the member at each path replaced, every other byte as it is. `None`: one of them is not there.
+pub(super) fn replacing(message: &[u8], members: &[(&[&str], &str)]) -> Option<String> {
+    let raw: &RawValue = serde_json::from_slice(message).ok()?;
+    let edits = members.iter().map(|(path, with)| {
+        let part = path.iter().try_fold(raw, |at, name| json::member(at, name))?;
+        Some((splice::place(raw.get(), part)?, (*with).to_owned()))
+    });
+    Some(splice::replaced(raw.get(), edits.collect::<Option<_>>()?)?.get().to_owned())
+}
+
 impl Proxy {
     pub(super) async fn edited(
         &self,

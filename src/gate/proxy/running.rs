@@ -8,8 +8,8 @@ use bytes::Bytes;
 use serde_json::value::RawValue;
 use tokio_util::sync::CancellationToken;
 
+use super::rewrite::replacing;
 use super::session::Session;
-use crate::gate::splice;
 use crate::json::{self, Numbers};
 
 /// (session, the client's id, canonical)
@@ -63,7 +63,7 @@ impl Running {
         let running = list.get(&key)?;
         let told = running.iter().filter_map(|one| {
             one.cancel.cancel();
-            renamed(body, &one.ours)
+            replacing(body, &[(&["params", "requestId"], one.ours.get())]).map(Bytes::from)
         });
         Some(told.collect())
     }
@@ -87,12 +87,6 @@ impl Drop for Entry {
 
 fn canonical(id: &RawValue) -> Option<String> {
     json::canonical(id, Numbers::AsWritten).ok()
-}
-
-fn renamed(body: &Bytes, ours: &RawValue) -> Option<Bytes> {
-    let raw: &RawValue = serde_json::from_slice(body).ok()?;
-    let place = splice::place(raw.get(), json::member(json::member(raw, "params")?, "requestId")?)?;
-    Some(Bytes::from(splice::replaced(raw.get(), vec![(place, ours.get().to_owned())])?.get().to_owned()))
 }
 
 #[cfg(test)]

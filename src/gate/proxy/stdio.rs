@@ -22,9 +22,9 @@ use tokio::sync::mpsc;
 use tokio::time::{Instant, sleep, timeout};
 use tokio_util::sync::CancellationToken;
 
-use super::rewrite::MAX_DEPTH;
+use super::frames::event;
+use super::rewrite::{MAX_DEPTH, replacing};
 use super::upstream::{Ask, Reply, ReplyBody, UpstreamError};
-use crate::gate::splice;
 use crate::json::{self, Limits, Numbers};
 use crate::mcp::envelope::{self, Envelope, Incoming, Outcome};
 use crate::mcp::stdio::{Line, Lines};
@@ -138,7 +138,7 @@ impl Child {
         let (out, frames) = mpsc::channel(WAITING);
         let mut calls = process.calls();
         for text in std::mem::take(&mut calls.unheard) {
-            let _ = out.try_send(event(&text));
+            let _ = out.try_send(event(text));
         }
         calls.listener = Some(out);
         drop(calls);
@@ -198,7 +198,7 @@ impl Child {
                             Said::Answer(text) => (text, true),
                             Said::Beside(text) => (text, false),
                         };
-                        if out.send(event(&text)).await.is_err() || last {
+                        if out.send(event(text)).await.is_err() || last {
                             return;
                         }
                     }
@@ -530,7 +530,10 @@ impl Process {
                 false => (id_key.clone(), token.map(key), None, None),
                 true => {
                     let ours = calls.asked.to_string();
-                    let line = renamed(body, id, token, &ours).ok_or(UpstreamError::Gone)?;
+                    let id_and_token: [(&[&str], &str); 2] =
+                        [(&["id"], &ours), (&["params", "_meta", "progressToken"], &ours)];
+                    let there = if token.is_some() { &id_and_token[..] } else { &id_and_token[..1] };
+                    let line = replacing(body, there).ok_or(UpstreamError::Gone)?;
                     let own = Some((id.to_owned(), token.map(ToOwned::to_owned)));
                     (ours.clone(), token.map(|_| ours), Some(line), own)
                 }
@@ -562,11 +565,7 @@ impl Process {
             let is_own = |open: &Open| open.asked.client.as_deref() == Some(client) && open.id == key(id);
             let mut fitting = calls.open.iter().filter(|(_, open)| is_own(open));
             let (Some((ours, _)), None) = (fitting.next(), fitting.next()) else { return Ok(()) };
-            let raw: &RawValue = serde_json::from_slice(body).map_err(|_| UpstreamError::Gone)?;
-            let place = json::member(raw, "params").and_then(|p| json::member(p, "requestId"));
-            let place = place.and_then(|id| splice::place(raw.get(), id)).ok_or(UpstreamError::Gone)?;
-            let renamed = splice::replaced(raw.get(), vec![(place, ours.clone())]).ok_or(UpstreamError::Gone)?;
-            line = renamed.get().to_owned();
+            line = replacing(body, &[(&["params", "requestId"], ours)]).ok_or(UpstreamError::Gone)?;
         }
         self.write(line).await
     }
@@ -616,7 +615,7 @@ impl Process {
             Envelope::Response { id: Some(id), outcome } => {
                 let Some(open) = self.calls().close(&key(&id)) else { return };
                 let text = match &open.own {
-                    Some((own, _)) => answer(own, &outcome, text),
+                    Some((own, _)) => answer(own, &outcome, &text),
                     None => text,
                 };
                 let _ = open.said.send(Said::Answer(text)).await;
@@ -632,7 +631,7 @@ impl Process {
                 });
                 let Some((said, own)) = to else { return };
                 let text = match own {
-                    Some(own) => with_token(text, &own),
+                    Some(own) => replacing(text.as_bytes(), &[(&["params", "progressToken"], own.get())]),
                     None => Some(text),
                 };
                 if let Some(text) = text {
@@ -671,7 +670,7 @@ impl Process {
     async fn beside(&self, text: String) {
         let listener = self.calls().listener.clone();
         if let Some(listener) = listener {
-            if listener.send(event(&text)).await.is_ok() {
+            if listener.send(event(text.clone())).await.is_ok() {
                 return;
             }
             self.calls().listener = None;
@@ -690,42 +689,12 @@ impl Process {
     }
 }
 
-/// The request with another id and progress token.
-fn renamed(body: &Bytes, id: &RawValue, token: Option<&RawValue>, ours: &str) -> Option<String> {
-    let raw: &RawValue = serde_json::from_slice(body).ok()?;
-    let own = json::member(raw, "id").filter(|own| own.get() == id.get())?;
-    let mut edits = vec![(splice::place(raw.get(), own)?, ours.to_owned())];
-    if token.is_some() {
-        let meta = json::member(json::member(raw, "params")?, "_meta")?;
-        edits.push((splice::place(raw.get(), json::member(meta, "progressToken")?)?, ours.to_owned()));
-    }
-    Some(splice::replaced(raw.get(), edits)?.get().to_owned())
-}
-
 /// The answer with the client's own id.
-fn answer(own: &RawValue, outcome: &Outcome, text: String) -> String {
-    let replaced = serde_json::from_str::<&RawValue>(&text).ok().and_then(|raw| {
-        let place = splice::place(raw.get(), json::member(raw, "id")?)?;
-        splice::replaced(raw.get(), vec![(place, own.get().to_owned())])
-    });
-    match replaced {
-        Some(raw) => raw.get().to_owned(),
-        None => match outcome {
-            Outcome::Result(result) => envelope::result_response(own, result),
-            Outcome::Error(error) => envelope::raw_error_response(own, error),
-        },
-    }
-}
-
-fn with_token(text: String, own: &RawValue) -> Option<String> {
-    let raw: &RawValue = serde_json::from_str(&text).ok()?;
-    let token = json::member(json::member(raw, "params")?, "progressToken")?;
-    let place = splice::place(raw.get(), token)?;
-    Some(splice::replaced(raw.get(), vec![(place, own.get().to_owned())])?.get().to_owned())
-}
-
-fn event(text: &str) -> Bytes {
-    Bytes::from(format!("event: message\ndata: {text}\n\n"))
+fn answer(own: &RawValue, outcome: &Outcome, text: &str) -> String {
+    replacing(text.as_bytes(), &[(&["id"], own.get())]).unwrap_or_else(|| match outcome {
+        Outcome::Result(result) => envelope::result_response(own, result),
+        Outcome::Error(error) => envelope::raw_error_response(own, error),
+    })
 }
 
 fn empty(status: StatusCode) -> Reply {
