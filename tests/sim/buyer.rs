@@ -11,17 +11,17 @@ use tokio::time::sleep;
 use tokio_util::sync::CancellationToken;
 use tollway::agent::AgentTools;
 use tollway::catalog::Catalog;
-use tollway::chain::stellar::{Credentials, Settings as ChainSettings, Stellar};
 use tollway::guard::Rules;
 use tollway::http::{Client, Destination, Limits, Tls};
 use tollway::ledger::Ledger;
 use tollway::mcp::{Handler, Progress, RequestContext, Revision};
-use tollway::money::{AgentId, Network};
+use tollway::money::AgentId;
 use tollway::pay::{Parts, Payer, Settings, Sweep, SweepParts, SweepSettings};
 use tollway::signer::Signer;
 use tollway::upstream::{Settings as UpstreamSettings, Upstream};
 
-use super::chain::{self, NETWORK, PASSPHRASE};
+use super::chain;
+use super::node;
 use super::world::{Ctx, lock};
 
 /// What differs between seeds.
@@ -57,19 +57,7 @@ pub async fn run(ctx: Ctx, ledger: Arc<dyn Ledger>, shape: Shape, running: Runni
     let world = ctx.ports();
     let limits = Limits { timeout: Duration::from_secs(15), ..Limits::default() };
     let operator = Client::new(world.clone(), Tls::Plain, Destination::Operator, limits);
-    let network: Network = NETWORK.parse().expect("a network");
-    let chain = Stellar::new(
-        ChainSettings {
-            network: network.clone(),
-            passphrase: PASSPHRASE.into(),
-            rpc_urls: (0..shape.nodes).map(|n| format!("https://node{n}.test/").parse().expect("a URL")).collect(),
-            credentials: Credentials::Address,
-            max_authorization_seconds: 300,
-            min_ledger_ms: 4_000,
-        },
-        operator.clone(),
-        world.clone(),
-    );
+    let (network, chain) = node::stellar(shape.nodes, operator.clone(), world.clone());
     let chains = BTreeMap::from([(network.clone(), Arc::new(chain))]);
     let signer = if shape.external_signer {
         Signer::external("https://signer.test".parse().expect("a URL"), None, operator.clone())

@@ -9,23 +9,57 @@ use stellar_xdr::{
     SorobanTransactionDataExt, StateArchivalSettings,
 };
 
-use super::chain::{self, Chain, to_base64};
-use super::http::{Reply, Request};
-use super::world::Ctx;
+use tollway::chain::stellar::{Credentials, Settings, Stellar};
+use tollway::http::Client;
+use tollway::money::Network;
+
+use super::chain::{self, Chain, NETWORK, PASSPHRASE, to_base64};
+use super::http::{self, Reply, Request};
+use super::world::{Ctx, World};
 
 const LIMITS: Limits = Limits { depth: 200, len: 1 << 20 };
 /// Ledgers that a node which runs ahead claims to be ahead.
 const AHEAD: u32 = 100_000;
 
+/// The RPCs of one chain, of which one lies at times.
+pub fn start(world: &Arc<World>, chain: &Arc<Chain>, nodes: usize) {
+    let liar = world.range(0, nodes as u64) as usize;
+    for n in 0..nodes {
+        let (lag, alone) = (world.range(0, 3) as u32, nodes == 1);
+        let node = Node { chain: chain.clone(), lag, liar: n == liar, alone };
+        world.start(&format!("node{n}"), true, move |ctx| {
+            let (node, this) = (node.clone(), ctx.clone());
+            http::serve(ctx, move |request| {
+                let (node, ctx) = (node.clone(), this.clone());
+                async move { node.answer(&ctx, &request) }
+            })
+        });
+    }
+}
+
+/// The chain as the business code asks them for it.
+pub fn stellar(nodes: usize, client: Client, ports: tollway::ports::World) -> (Network, Stellar) {
+    let network: Network = NETWORK.parse().expect("a network");
+    let settings = Settings {
+        network: network.clone(),
+        passphrase: PASSPHRASE.into(),
+        rpc_urls: (0..nodes).map(|n| format!("https://node{n}.test/").parse().expect("a URL")).collect(),
+        credentials: Credentials::Address,
+        max_authorization_seconds: 300,
+        min_ledger_ms: 4_000,
+    };
+    (network, Stellar::new(settings, client, ports))
+}
+
 #[derive(Clone)]
-pub struct Node {
-    pub chain: Arc<Chain>,
+struct Node {
+    chain: Arc<Chain>,
     /// Ledgers behind the newest.
-    pub lag: u32,
+    lag: u32,
     /// Only such a node lies.
-    pub liar: bool,
+    liar: bool,
     /// No other node could contradict it, so it does not lie about what only another one could show.
-    pub alone: bool,
+    alone: bool,
 }
 
 impl Node {
@@ -37,7 +71,7 @@ impl Node {
         !self.alone && self.lies(ctx, chance)
     }
 
-    pub fn answer(&self, ctx: &Ctx, request: &Request) -> Reply {
+    fn answer(&self, ctx: &Ctx, request: &Request) -> Reply {
         let Ok(body) = serde_json::from_slice::<Value>(&request.body) else { return Reply::Status(400, String::new()) };
         let answer = match self.result(ctx, body["method"].as_str().unwrap_or_default(), &body["params"]) {
             Ok(result) => json!({"jsonrpc": "2.0", "id": body["id"], "result": result}),

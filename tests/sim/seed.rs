@@ -19,7 +19,7 @@ use super::chain::{self, Chain};
 use super::http::{self, Reply};
 use super::judge::{Caps, Evidence};
 use super::ledger::SimLedger;
-use super::node::Node;
+use super::node;
 use super::owners::Owners;
 use super::seller::{self, Disk, Seller, Terms};
 use super::signer::{self, Book};
@@ -203,18 +203,7 @@ async fn story(seed: u64, options: Options, workshop: &Workshop, path: &Path) ->
             http::serve(ctx, move |request| signer::answer(this.clone(), book.clone(), request))
         });
     }
-    let liar = world.range(0, shape.nodes as u64) as usize;
-    for n in 0..shape.nodes {
-        let (lag, alone) = (world.range(0, 3) as u32, shape.nodes == 1);
-        let node = Node { chain: chain.clone(), lag, liar: n == liar, alone };
-        world.start(&format!("node{n}"), true, move |ctx| {
-            let (node, this) = (node.clone(), ctx.clone());
-            http::serve(ctx, move |request| {
-                let (node, ctx) = (node.clone(), this.clone());
-                async move { node.answer(&ctx, &request) }
-            })
-        });
-    }
+    node::start(&world, &chain, shape.nodes);
     let running = Running::default();
     let owners = Arc::new(Owners::default());
     let rotated_at = world.permille(250).then(|| world.now_ms() + world.range(10_000, 90_000));

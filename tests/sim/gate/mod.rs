@@ -23,7 +23,7 @@ pub use store::{BUGS, Bug};
 use crate::Planted;
 use crate::chain::Chain;
 use crate::http;
-use crate::node::Node;
+use crate::node;
 use crate::seed::{Options, Outcome, Workshop};
 use crate::world::{Ctx, World, lock};
 use book::Book;
@@ -95,18 +95,7 @@ pub async fn story(seed: u64, options: Options, workshop: &Workshop, on: On<'_>)
             http::serve(ctx, move |request| one.clone().answer(request))
         });
     }
-    let liar = world.range(0, shape.nodes as u64) as usize;
-    for n in 0..shape.nodes {
-        let (lag, alone) = (world.range(0, 3) as u32, shape.nodes == 1);
-        let node = Node { chain: chain.clone(), lag, liar: n == liar, alone };
-        world.start(&format!("node{n}"), true, move |ctx| {
-            let (node, this) = (node.clone(), ctx.clone());
-            http::serve(ctx, move |request| {
-                let (node, ctx) = (node.clone(), this.clone());
-                async move { node.answer(&ctx, &request) }
-            })
-        });
-    }
+    node::start(&world, &chain, shape.nodes);
     let shops = Open::default();
     let mut hosts = Vec::new();
     let bug = match options.bug {

@@ -10,7 +10,6 @@ use serde_json::{Value, json};
 use tokio::sync::oneshot;
 use tokio::time::sleep;
 use tokio_util::sync::CancellationToken;
-use tollway::chain::stellar::{Credentials, Settings as ChainSettings, Stellar};
 use tollway::facilitator::Facilitator;
 use tollway::gate::Kind;
 use tollway::gate::claims::{Claims, Store, Terms as ClaimTerms};
@@ -19,13 +18,14 @@ use tollway::gate::prices::{About, Item, Prices, Terms, Unlisted};
 use tollway::gate::sell::{Ran, Settings};
 use tollway::http::{Client, Destination, Limits, Tls};
 use tollway::mcp::{Revision, RpcError};
-use tollway::money::{Amount, Network};
+use tollway::money::Amount;
 use tollway::seal::KeyRing;
 use tollway::x402::{self, Flow};
 
 use super::book::{Asked, Book, End};
 use super::{PRICE, TOOLS};
-use crate::chain::{ASSET, NETWORK, PASSPHRASE, PAY_TO};
+use crate::chain::{ASSET, NETWORK, PAY_TO};
+use crate::node;
 use crate::world::{Ctx, lock};
 
 /// What no frame may have before it is paid.
@@ -123,19 +123,7 @@ pub async fn run(ctx: Ctx, store: Arc<dyn Store>, shape: Shape, book: Arc<Book>,
     let world = ctx.ports();
     let limits = Limits { timeout: Duration::from_secs(15), ..Limits::default() };
     let client = Client::new(world.clone(), Tls::Plain, Destination::Operator, limits);
-    let network: Network = NETWORK.parse().expect("a network");
-    let chain = Stellar::new(
-        ChainSettings {
-            network: network.clone(),
-            passphrase: PASSPHRASE.into(),
-            rpc_urls: (0..shape.nodes).map(|n| format!("https://node{n}.test/").parse().expect("a URL")).collect(),
-            credentials: Credentials::Address,
-            max_authorization_seconds: 300,
-            min_ledger_ms: 4_000,
-        },
-        client.clone(),
-        world.clone(),
-    );
+    let (network, chain) = node::stellar(shape.nodes, client.clone(), world.clone());
     let ring = KeyRing::new(vec![vec![3; 32]]).expect("a ring");
     let facilitator = Facilitator::new(client, &"https://facilitator.test".parse().expect("a URL"));
     let settings = Settings {
