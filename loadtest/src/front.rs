@@ -3,11 +3,9 @@
 //! ratio; absolute figures say more about the machine.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use bytes::Bytes;
-use futures_util::future::{BoxFuture, join_all};
+use futures_util::future::BoxFuture;
 use serde_json::json;
 use serde_json::value::RawValue;
 use tokio_util::sync::CancellationToken;
@@ -16,6 +14,7 @@ use tollway::mcp::{self, Authenticator, Handler, RequestContext, Revision, RpcEr
 use tollway::ports::{World, machine};
 use tollway::seal::KeyRing;
 
+use crate::parts::rate;
 use crate::report::{Report, Result, median};
 
 const REQUEST: &str = r#"{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"echo","arguments":{"text":"hello"},"_meta":{"io.modelcontextprotocol/protocolVersion":"2026-07-28","io.modelcontextprotocol/clientInfo":{"name":"loadtest","version":"1"},"io.modelcontextprotocol/clientCapabilities":{}}}}"#;
@@ -101,29 +100,14 @@ async fn serve(world: &World, app: axum::Router) -> String {
     url
 }
 
-/// Answers a second. Every answer is checked: an error that is fast is no throughput.
+/// Answers a second.
 async fn rate(world: &World, url: &str, seconds: u64, clients: u64) -> f64 {
     let limits = Limits { timeout: Duration::from_secs(10), max_response_bytes: 1 << 20 };
     let http = Client::new(world.clone(), tls(None).expect("trust roots"), Destination::Operator, limits);
-    let answers = AtomicU64::new(0);
-    let started = Instant::now();
-    let until = started + Duration::from_secs(seconds);
-    let client = || async {
-        while Instant::now() < until {
-            let request = http::Request::post(url)
-                .header("content-type", "application/json")
-                .header("accept", "application/json, text/event-stream")
-                .header("mcp-protocol-version", "2026-07-28")
-                .header("mcp-method", "tools/call")
-                .header("mcp-name", "echo")
-                .body(Bytes::from_static(REQUEST.as_bytes()))
-                .expect("a request");
-            let response = http.send(request).await.expect("an answer");
-            let body = response.body();
-            assert!(body.len() > 4096 && response.status() == 200, "{}", String::from_utf8_lossy(body));
-            answers.fetch_add(1, Ordering::Relaxed);
-        }
+    let request = || {
+        let request = http::Request::post(url).header("mcp-protocol-version", "2026-07-28");
+        request.header("mcp-method", "tools/call").header("mcp-name", "echo")
     };
-    join_all((0..clients).map(|_| client())).await;
-    answers.load(Ordering::Relaxed) as f64 / started.elapsed().as_secs_f64()
+    let (answers, seconds) = rate::answers(&http, seconds, clients, request, REQUEST).await;
+    answers as f64 / seconds
 }

@@ -5,11 +5,9 @@
 
 use std::path::Path;
 use std::process::Stdio;
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use bytes::Bytes;
-use futures_util::future::join_all;
 use http_body_util::BodyExt as _;
 use hyper::body::Incoming;
 use hyper_util::client::legacy::Client as Pool;
@@ -21,7 +19,7 @@ use tokio::process::{Child, Command};
 use tollway::http::{Client, Destination, Limits, Tls};
 use tollway::ports::machine;
 
-use crate::parts::binary;
+use crate::parts::{binary, rate};
 use crate::report::{Doing as _, Report, Result, Stopped, median};
 
 const REQUEST: &str =
@@ -163,28 +161,12 @@ fn cpu(child: &Child) -> Result<f64> {
     Ok((field(14) + field(15)) / TICKS)
 }
 
-/// Answers, and the seconds that they took. Every answer is checked: an error that is fast is no throughput.
+/// Answers, and the seconds that they took.
 async fn rate(url: &str, seconds: u64, clients: u64) -> (u64, f64) {
     let limits = Limits { timeout: Duration::from_secs(10), max_response_bytes: 1 << 20 };
     let http = Client::to_one(machine::world().0, Tls::Plain, Destination::Operator, limits, 1_024);
-    let answers = AtomicU64::new(0);
-    let started = Instant::now();
-    let until = started + Duration::from_secs(seconds);
-    let client = || async {
-        while Instant::now() < until {
-            let request = http::Request::post(url)
-                .header("content-type", "application/json")
-                .header("accept", "application/json, text/event-stream")
-                .header("mcp-protocol-version", "2025-11-25")
-                .body(Bytes::from_static(REQUEST.as_bytes()))
-                .expect("a request");
-            let response = http.send(request).await.expect("an answer");
-            assert!(response.body().len() > 4096 && response.status() == 200, "{:?}", response.status());
-            answers.fetch_add(1, Ordering::Relaxed);
-        }
-    };
-    join_all((0..clients).map(|_| client())).await;
-    (answers.load(Ordering::Relaxed), started.elapsed().as_secs_f64())
+    let request = || http::Request::post(url).header("mcp-protocol-version", "2025-11-25");
+    rate::answers(&http, seconds, clients, request, REQUEST).await
 }
 
 async fn upstream() -> Result<Report> {

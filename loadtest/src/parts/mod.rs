@@ -11,6 +11,7 @@ pub mod line;
 pub mod market;
 pub mod postgres;
 pub mod process;
+pub mod rate;
 pub mod replica;
 pub mod rng;
 pub mod watch;
