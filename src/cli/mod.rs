@@ -59,7 +59,7 @@ Exit codes: 0 done, 1 failed, 2 wrong usage or configuration.";
     after_help = format!("Start here:\n{DEMO}{HELP}")
 )]
 struct Cli {
-    /// Configuration file (YAML); without it a public catalog is searched and nothing can be paid.
+    /// Configuration file (YAML). Without one `serve` and `stdio` search a public catalog, and nothing can be paid.
     #[arg(long, short, global = true, env = "TOLLWAY_CONFIG", value_name = "FILE")]
     config: Option<PathBuf>,
     #[command(subcommand)]
