@@ -108,6 +108,28 @@ async fn a_stateless_one_is_shared_and_comes_back() {
     assert_ne!(got["result"]["pid"], pid);
 }
 
+#[tokio::test]
+async fn a_child_that_dies_at_its_start_is_started_ever_later() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("starts");
+    let dies = format!("date +%s%N >> '{}'; exit 3", file.display());
+    let gate = before_child(json!({"command": ["sh", "-c", dies], "stateless": true})).await;
+    let starts = || -> Vec<u64> {
+        let written = std::fs::read_to_string(&file).unwrap_or_default();
+        written.lines().map(|line| line.parse::<u64>().unwrap() / 1_000_000).collect()
+    };
+    let asked_at = std::time::Instant::now();
+    while starts().len() < 5 {
+        assert!(asked_at.elapsed() < super::PATIENCE, "{:?}", starts());
+        let got = call(&gate, "", 2, json!({"name": "count"})).await;
+        assert!(got.status >= 500, "{}", got.text());
+    }
+    let starts = starts();
+    // The second follows at once: one death is an accident.
+    let pauses: Vec<u64> = starts.windows(2).map(|pair| pair[1] - pair[0]).collect();
+    assert!(pauses[1] >= 190 && pauses[2] >= 390 && pauses[3] >= 790, "{pauses:?}");
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_the_child_asks_its_client_reaches_it() {
     let gate = before_child(json!({})).await;

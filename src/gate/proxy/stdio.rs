@@ -293,20 +293,22 @@ impl Child {
         };
         drop(table);
         let (lines, to_write) = mpsc::channel(WAITING);
+        let end = self.settings.shutdown.child_token();
         let process = Arc::new(Process {
             shared,
             source: source.map(ToOwned::to_owned),
             lines,
             calls: Mutex::default(),
             gone: CancellationToken::new(),
-            end: self.settings.shutdown.child_token(),
+            over: end.child_token(),
+            end,
             max_line: self.settings.max_line,
         });
         let pid = running.id();
         tracing::info!(pid, shared, "the upstream's process was started");
         let spawn = &self.settings.world.spawn;
         spawn.spawn(Box::pin(log(stderr)));
-        spawn.spawn(Box::pin(write(stdin, to_write, process.end.clone())));
+        spawn.spawn(Box::pin(write(stdin, to_write, process.over.clone())));
         spawn.spawn(Box::pin(process.clone().read(stdout)));
         let (owner, watched) = (Arc::downgrade(self), process.clone());
         spawn.spawn(Box::pin(async move {
@@ -356,7 +358,7 @@ impl Table {
 /// Until the process ends, by itself or because it is told to: by the end of its input first.
 async fn wait(mut running: ChildProcess, process: &Process) -> String {
     let by_itself = {
-        let (ended, told) = (Box::pin(running.wait()), Box::pin(process.end.cancelled()));
+        let (ended, told) = (Box::pin(running.wait()), Box::pin(process.over.cancelled()));
         match select(ended, told).await {
             Either::Left((status, _)) => Some(status),
             Either::Right(_) => None,
@@ -375,9 +377,9 @@ async fn wait(mut running: ChildProcess, process: &Process) -> String {
     status.map_or_else(|error| error.to_string(), |status| status.to_string())
 }
 
-async fn write(mut stdin: ChildStdin, mut lines: mpsc::Receiver<Bytes>, end: CancellationToken) {
+async fn write(mut stdin: ChildStdin, mut lines: mpsc::Receiver<Bytes>, over: CancellationToken) {
     loop {
-        let line = match select(Box::pin(end.cancelled()), Box::pin(lines.recv())).await {
+        let line = match select(Box::pin(over.cancelled()), Box::pin(lines.recv())).await {
             Either::Right((Some(line), _)) => line,
             _ => return,
         };
@@ -416,6 +418,8 @@ struct Process {
     gone: CancellationToken,
     /// It is to run no more.
     end: CancellationToken,
+    /// That, or it says no more.
+    over: CancellationToken,
     max_line: usize,
 }
 
@@ -599,7 +603,7 @@ impl Process {
                 Ok(Line::Text(line)) if line.trim_ascii().is_empty() => {}
                 Ok(Line::Text(line)) => self.heard(line).await,
                 Ok(Line::TooLong) => tracing::warn!("the upstream wrote a line that is too long; it was let go"),
-                Ok(Line::End) | Err(_) => return self.end.cancel(),
+                Ok(Line::End) | Err(_) => return self.over.cancel(),
             }
         }
     }
@@ -726,7 +730,16 @@ mod tests {
         let (lines, _) = mpsc::channel(1);
         let calls = Mutex::new(Calls { used: Some(used), ..Calls::default() });
         let (gone, end) = (CancellationToken::new(), CancellationToken::new());
-        Arc::new(Process { shared: false, source: Some(source.to_owned()), lines, calls, gone, end, max_line: 1 })
+        Arc::new(Process {
+            shared: false,
+            source: Some(source.to_owned()),
+            lines,
+            calls,
+            gone,
+            over: end.child_token(),
+            end,
+            max_line: 1,
+        })
     }
 
     #[tokio::test]
