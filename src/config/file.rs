@@ -62,6 +62,8 @@ pub struct Http {
     pub max_concurrent_requests: Option<usize>,
     pub max_connections: Option<usize>,
     pub max_connections_per_source: Option<usize>,
+    #[serde(default)]
+    pub trusted_proxies: Vec<String>,
     pub idle_timeout_ms: Option<u64>,
     pub write_timeout_ms: Option<u64>,
     pub drain_ms: Option<u64>,

@@ -7,6 +7,7 @@ use super::legacy::{LegacySse, legacy_sse};
 use super::value::bounded;
 use super::value::millis;
 use super::{ConfigError, Source, file, refuse};
+use crate::mcp::proxies::Proxies;
 use crate::mcp::serve::Bounds;
 use crate::mcp::{RateLimit, access};
 
@@ -48,6 +49,8 @@ pub(super) fn http(file: file::Http, source: &dyn Source) -> Result<Http, Config
     let bounds = Bounds {
         connections,
         per_source: bounded("http.max_connections_per_source", per_source, connections, 1, 1_000_000)?,
+        proxies: Proxies::parse(&file.trusted_proxies)
+            .or_else(|(at, why)| refuse(format!("http.trusted_proxies[{at}]"), why))?,
         idle: millis("http.idle_timeout_ms", file.idle_timeout_ms, 75_000, 1_000, 3_600_000)?,
         write: millis("http.write_timeout_ms", file.write_timeout_ms, 30_000, 1_000, 600_000)?,
         ..Bounds::default()

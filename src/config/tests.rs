@@ -117,6 +117,12 @@ fn each_refusal_names_the_field_and_the_way_out() {
             "/c cannot be read",
         ),
         (format!("{CATALOG}signer: {{mode: none, client_key_file: /k}}\n"), None, "signer.client_key_file", "belongs"),
+        (
+            format!("{CATALOG}http: {{trusted_proxies: ['10.0.0.1', lb]}}\n"),
+            None,
+            "http.trusted_proxies[1]",
+            "10.0.0.0/8",
+        ),
         (format!("{CATALOG}{paying}"), remote, "http.api_keys_env", "MCP_SERVER_API_KEYS"),
         (format!("{CATALOG}{pubnet}"), None, "networks.stellar:pubnet.enabled", "signer.mode is none"),
         (format!("{CATALOG}networks: {{base: {{}}}}\n"), None, "networks", "CAIP-2"),

@@ -2,6 +2,7 @@
 //! and does not finish its head, or does not read what it asked for, is cut off; a call in flight never is.
 
 use std::io::{self, IoSlice};
+use std::net::IpAddr;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
@@ -18,7 +19,9 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::time::{Sleep, sleep};
 use tower_service::Service as _;
 
+use super::proxies::Proxies;
 use super::rate::Peer;
+use super::serve::Bounds;
 use crate::ports::BoxIo;
 
 /// What goes on on a connection.
@@ -47,15 +50,10 @@ impl Drop for Running {
 }
 
 /// The connection with its limits, and the service that tells it when a request is under way.
-pub(super) fn watched(
-    io: BoxIo,
-    from: Option<Peer>,
-    app: axum::Router,
-    head_limit: Duration,
-    write_limit: Duration,
-) -> (Watched, Answers) {
+pub(super) fn watched(io: BoxIo, from: Option<IpAddr>, app: axum::Router, bounds: &Bounds) -> (Watched, Answers) {
     let activity = Arc::<Activity>::default();
-    let answers = Answers { app, from, activity: activity.clone() };
+    let answers = Answers { app, from, proxies: bounds.proxies.clone(), activity: activity.clone() };
+    let (head_limit, write_limit) = (bounds.head, bounds.write);
     (Watched { io, activity, head_limit, write_limit, head: None, stalled: None }, answers)
 }
 
@@ -151,7 +149,8 @@ impl AsyncWrite for Watched {
 pub(super) struct Answers {
     app: axum::Router,
     /// Who made the connection.
-    from: Option<Peer>,
+    from: Option<IpAddr>,
+    proxies: Proxies,
     activity: Arc<Activity>,
 }
 
@@ -162,7 +161,8 @@ impl hyper::service::Service<http::Request<Incoming>> for Answers {
 
     fn call(&self, mut request: http::Request<Incoming>) -> Self::Future {
         if let Some(from) = self.from {
-            request.extensions_mut().insert(from);
+            let client = self.proxies.client(from, request.headers());
+            request.extensions_mut().insert(Peer(client));
         }
         let running = Running::begin(&self.activity);
         // A router is always ready.

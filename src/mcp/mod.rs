@@ -25,6 +25,8 @@ pub mod http;
 mod legacy;
 mod progress;
 #[cfg(feature = "roles")]
+pub mod proxies;
+#[cfg(feature = "roles")]
 pub mod rate;
 pub mod revision;
 #[cfg(feature = "roles")]

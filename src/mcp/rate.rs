@@ -17,7 +17,7 @@ pub struct RateLimit {
     pub burst: u32,
 }
 
-/// Who made a connection, as the socket says. What a proxy says of itself is ignored, because anybody can say it.
+/// Who made a connection or a request: as the socket says, or a proxy that is trusted (`super::proxies`).
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Peer(pub IpAddr);
 

@@ -12,6 +12,7 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use super::connection::watched;
+use super::proxies::Proxies;
 use super::rate::Peer;
 use crate::ports::{Listener, World};
 use crate::telemetry::CONNECTIONS;
@@ -25,12 +26,14 @@ const MAX_BUFFER: usize = 64 * 1024;
 const SAY_AGAIN: Duration = Duration::from_secs(60);
 
 /// What inbound connections may take.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Bounds {
     /// Connections at once; one more is closed as soon as it is there.
     pub connections: usize,
     /// Connections at once of one address (of IPv6, of one /64). Behind a proxy all of them are the proxy's.
     pub per_source: usize,
+    /// Whose word counts about who made a request.
+    pub proxies: Proxies,
     /// A connection without a request is closed after this. A proxy in front reuses connections for 60 s: were ours
     /// shorter, its next request could meet a closing one.
     pub idle: Duration,
@@ -45,6 +48,7 @@ impl Default for Bounds {
         Bounds {
             connections: 4096,
             per_source: 4096,
+            proxies: Proxies::default(),
             idle: Duration::from_secs(75),
             head: Duration::from_secs(10),
             write: Duration::from_secs(30),
@@ -96,15 +100,15 @@ pub async fn serve_within(
                 continue;
             }
         };
-        let (io, answers) = watched(io, from.map(Peer), app.clone(), bounds.head, bounds.write);
-        let shutdown = shutdown.clone();
+        let (io, answers) = watched(io, from, app.clone(), &bounds);
+        let (shutdown, idle) = (shutdown.clone(), bounds.idle);
         world.spawn.spawn(Box::pin(async move {
             let _place = place;
             let _open = CONNECTIONS.hold();
             let connection = hyper::server::conn::http1::Builder::new()
                 .timer(TokioTimer::new())
                 // hyper counts the time without a request too; the head's own limit is the connection's.
-                .header_read_timeout(bounds.idle)
+                .header_read_timeout(idle)
                 .max_buf_size(MAX_BUFFER)
                 .auto_date_header(false)
                 .serve_connection(TokioIo::new(io), answers);

@@ -460,3 +460,27 @@ async fn a_file_that_cannot_be_meant_starts_nothing() {
         assert!(code == Some(2) && text.contains(field), "{field}: {text}");
     }
 }
+
+#[tokio::test]
+async fn requests_are_counted_for_whom_a_trusted_proxy_names_and_nobody_else_names_anybody() {
+    let upstream = Upstream::start().await;
+    upstream.always(|_| Says::json(r#"{"jsonrpc":"2.0","id":2,"result":{}}"#));
+    for (proxies, other) in [(json!(["127.0.0.0/8"]), 200), (json!([]), 429)] {
+        let mut with = config(&json!({"url": upstream.url}));
+        with["http"]["rate_limit"] = json!({"requests_per_second": 1, "burst": 3});
+        with["http"]["trusted_proxies"] = proxies.clone();
+        let gate = GateProcess::start(&with).await;
+        let client = client();
+        let ask = async |from: &str| {
+            let headers = [("x-forwarded-for", from), ("mcp-protocol-version", "2025-11-25")];
+            post(&client, &gate.url, &headers, request(2, "tools/call", &json!({"name": "free"}))).await.status
+        };
+        let mut asked = 0;
+        while ask(if asked % 2 == 0 { "203.0.113.1" } else { "198.51.100.9, 203.0.113.1" }).await == 200 {
+            asked += 1;
+            assert!(asked < 100, "{proxies}: no limit");
+        }
+        assert!(asked >= 3);
+        assert_eq!(ask("203.0.113.2").await, other, "{proxies}");
+    }
+}
