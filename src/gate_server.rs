@@ -114,7 +114,7 @@ fn settings(config: &GateServer, world: &World, shutdown: &CancellationToken) ->
 }
 
 pub async fn claims(config: &GateConfig, world: &World) -> Result<Claims, StartError> {
-    let terms = Terms { answers: config.answer_ttl, ..Terms::default() };
+    let terms = Terms { answers: config.answer_ttl, lease: config.lease, ..Terms::default() };
     let opened = match &config.store {
         Store::Sqlite(path) => Claims::open_sqlite(path, world.clone(), config.ring.clone(), terms).await,
         Store::Postgres(database) => Claims::connect(database, world.clone(), config.ring.clone(), terms).await,
@@ -139,6 +139,7 @@ async fn parts(config: &GateConfig, world: &World, client: &Client, run: Duratio
             max_answer: config.max_answer_bytes,
             handler: run,
             junk: config.junk,
+            renew: config.lease / 3,
             ..sell::Settings::default()
         },
     })

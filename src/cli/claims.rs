@@ -101,7 +101,7 @@ impl From<ClaimError> for Failure {
 type Chains = BTreeMap<Network, Arc<Stellar>>;
 
 pub async fn run(command: &ClaimsCommand, config: &GateConfig, world: &World) -> Result<ExitCode, Failure> {
-    let terms = Terms { answers: config.answer_ttl, ..Terms::default() };
+    let terms = Terms { answers: config.answer_ttl, lease: config.lease, ..Terms::default() };
     let claims = match &config.store {
         Store::Sqlite(path) if !path.exists() => {
             let shown = path.display();
@@ -214,7 +214,7 @@ async fn resolve(args: &ResolveArgs, claims: &Claims, chains: &Chains) -> Result
     };
     let receipt = args.settled.then(|| receipt(&claim, ending.transaction.as_deref().unwrap_or_default()));
     let change = Change { receipt: receipt.as_deref(), reason: Some(&words), ..Change::default() };
-    let arrow = if args.settled { Arrow::SETTLED } else { Arrow::FAILED };
+    let arrow = if args.settled { Arrow::PROVED } else { Arrow::FAILED };
     if let Err(Lost) = claims.advance(&lease, arrow, change).await? {
         return Err(refused(format!("claim {short} has changed hands: try again")));
     }
@@ -352,8 +352,9 @@ mod tests {
             dies_at,
             seen_at: 0,
             offer: &offer.unwrap(),
+            only_unknown: false,
         };
-        let Claimed::Fresh(lease) = claims.claim(&new).await.unwrap() else { panic!() };
+        let Claimed::Fresh { lease, .. } = claims.claim(&new).await.unwrap() else { panic!() };
         let change = Change { settle_request: Some(b"r"), ..Change::default() };
         claims.advance(&lease, Arrow::SETTLE, change).await.unwrap().unwrap();
         claims.advance(&lease, Arrow::LOST, Change::default()).await.unwrap().unwrap();

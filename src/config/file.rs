@@ -285,6 +285,7 @@ pub struct Gate {
     pub prompts: BTreeMap<String, GateItem>,
     #[serde(default)]
     pub response_cache: GateResponseCache,
+    pub lease_ms: Option<u64>,
     #[serde(default)]
     pub junk: GateJunk,
     pub hooks: Option<super::gate_hooks::File>,

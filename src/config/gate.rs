@@ -32,6 +32,8 @@ pub struct GateConfig {
     pub ring: KeyRing,
     /// Never below the life of an authorization.
     pub answer_ttl: Duration,
+    /// What a gate works on is another one's after this long without a sign of it.
+    pub lease: Duration,
     /// A larger answer is not stored; its receipt is, bytes.
     pub max_answer_bytes: usize,
     pub security: NetworkSecurity,
@@ -130,6 +132,7 @@ pub(super) fn parse(text: &str, source: &dyn Source) -> Result<GateConfig, Confi
         store: store::store(&file.budget, true, source)?,
         ring,
         answer_ttl: Duration::from_secs(ttl),
+        lease: millis("gate.lease_ms", gate.lease_ms, 30_000, 2_000, 300_000)?,
         max_answer_bytes: bounded(
             "gate.response_cache.max_bytes",
             gate.response_cache.max_bytes,
@@ -521,6 +524,7 @@ gate:
             ("keys: {ring_env: TOLLWAY_KEY_RING}\n", "", "keys.ring_env", "sealed"),
             ("networks: {'stellar:testnet': {}}\n", "", "networks.stellar:testnet.rpc_urls", "operator"),
             ("free: {tools: [ping]}", "response_cache: {ttl_seconds: 119}", "gate.response_cache.ttl_seconds", "120"),
+            ("free: {tools: [ping]}", "lease_ms: 1999", "gate.lease_ms", "2000"),
             ("free: {tools: [ping]}", "unknown: {base: someone}", "gate.unknown.base", "operator"),
             (
                 "free: {tools: [ping]}",

@@ -47,8 +47,9 @@ impl Gate {
         let inner = self.inner();
         match inner.seller.sweep(&inner.chains, AT_ONCE, inner.world.unix_ms()).await {
             Ok(all) => {
-                for resolved in all {
-                    telemetry::GATE_SWEPT.one([match resolved {
+                for swept in &all {
+                    self.tell_of_swept(swept);
+                    telemetry::GATE_SWEPT.one([match swept.resolved {
                         Resolved::Settled => "settled",
                         Resolved::Failed => "failed",
                         Resolved::StillUnknown => "unknown",

@@ -6,11 +6,13 @@ use serde_json::value::RawValue;
 
 use super::ask::Ask;
 use super::challenge::Reason;
+use super::claims::Claim;
 use super::desk::{Gate, Sheet};
 use super::hooks::{Altered, Asked, Event, Happened, Protected};
 use super::payment::Payment;
 use super::prices::Item;
 use super::sell::{Order, Ran, Sold};
+use super::sweep::{Resolved, Swept};
 use super::told::Told;
 use crate::json;
 use crate::telemetry;
@@ -106,8 +108,33 @@ impl Gate {
             Sold::Challenge(Reason::SettlementFailed(said)) => {
                 self.tell(Event::Canceled, || happened(Some("settlement_failed"), Some(said), None));
             }
-            Sold::Uncharged(_) | Sold::Challenge(_) | Sold::Withheld(_) | Sold::Unverified | Sold::Internal(_) => {}
+            Sold::Uncharged(_)
+            | Sold::Challenge(_)
+            | Sold::Withheld(_)
+            | Sold::Unverified
+            | Sold::Internal(_)
+            | Sold::Unreadable => {}
         }
+    }
+
+    /// What a settlement came to whose end was not known when its caller was answered.
+    pub(super) fn tell_of_swept(&self, swept: &Swept) {
+        match (swept.resolved, &swept.receipt) {
+            (Resolved::Settled, Some(receipt)) => self.tell_of_found(&swept.claim, receipt),
+            (Resolved::Failed, _) => {
+                let (reason, error) = ("settlement_failed".to_owned(), "it was not paid, and cannot be any more");
+                self.tell(Event::Canceled, || Happened {
+                    reason: Some(reason),
+                    error: Some(error.to_owned()),
+                    ..of_claim(&swept.claim)
+                });
+            }
+            (Resolved::Settled | Resolved::StillUnknown | Resolved::Lost, _) => {}
+        }
+    }
+
+    pub(super) fn tell_of_found(&self, claim: &Claim, receipt: &RawValue) {
+        self.tell(Event::Settled, || Happened { receipt: Some(receipt.to_owned()), ..of_claim(claim) });
     }
 
     fn tell(&self, event: Event, happened: impl FnOnce() -> Happened) {
@@ -127,6 +154,18 @@ impl Gate {
             hooking.tell(event, happened).await;
             drop(permit);
         }));
+    }
+}
+
+fn of_claim(claim: &Claim) -> Happened {
+    Happened {
+        item: claim.scope.clone(),
+        claim: Some(claim.identity.short()),
+        payer: Some(claim.payer.clone()),
+        offer: Some(claim.offer.clone()),
+        receipt: None,
+        reason: None,
+        error: None,
     }
 }
 

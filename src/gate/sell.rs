@@ -81,6 +81,8 @@ pub struct Order {
     pub offer: Offer,
     /// `claims::NewClaim::seen_at`.
     pub seen_at: u64,
+    /// `claims::NewClaim::only_unknown`.
+    pub only_unknown: bool,
 }
 
 /// What the handler did. A result that is no object counts as a failure.
@@ -153,6 +155,8 @@ pub enum Sold {
     Unverified,
     /// A fault of ours: never a challenge.
     Internal(&'static str),
+    /// The same, of a payment that may be a known one.
+    Unreadable,
 }
 
 impl Seller {
@@ -183,22 +187,22 @@ impl Seller {
             dies_at: order.payment.dies_at(),
             seen_at: order.seen_at,
             offer: &order.offer.raw,
+            only_unknown: order.only_unknown,
         };
-        let lease = match self.claims.claim(&new).await {
-            Ok(Claimed::Fresh(lease)) => lease,
+        let (lease, settles) = match self.claims.claim(&new).await {
+            Ok(Claimed::Fresh { lease, settles }) => (lease, settles),
             Ok(Claimed::Known(claim)) => return Err(Known { claim, handler }),
             Ok(Claimed::IdentifierConflict) => {
                 drop(trial.take());
                 return Ok(Sold::Challenge(Reason::IdentifierConflict));
             }
+            Err(error) if order.only_unknown => {
+                let _ = broken(&error);
+                return Ok(Sold::Unreadable);
+            }
             Err(error) => return Ok(broken(&error)),
         };
         // A settle of an earlier claim of this payment makes every later no worthless.
-        let settles = match self.claims.look(&order.payment.identity).await {
-            Ok(Some(claim)) => claim.settles,
-            Ok(None) => return Ok(Sold::Internal("a claim is gone")),
-            Err(error) => return Ok(broken(&error)),
-        };
         let sale = Sale { seller: self, order, facilitator, lease, first: settles == 0 };
         if let Err(sold) = sale.verify(trial).await {
             return Ok(sold);
@@ -525,7 +529,8 @@ mod tests {
             let call = CallKey::of(Kind::Tool, &json::raw(&json!({"name": "search"}))).unwrap();
             let proof = Proof { identifier: Some([5; 32]), session: None };
             let payment = Arc::new(good(1, 5));
-            let order = Order { scope: "tool:search".into(), call, payment, proof, offer, seen_at: 40 };
+            let order =
+                Order { scope: "tool:search".into(), call, payment, proof, offer, seen_at: 40, only_unknown: false };
             let runs = self.runs.clone();
             let handler = async move {
                 runs.fetch_add(1, Ordering::SeqCst);
@@ -541,7 +546,8 @@ mod tests {
         /// So much later a sweep looks at what is due.
         async fn sweep(&self, seconds: u64) -> Vec<Resolved> {
             let now = self.clock.0.fetch_add(seconds * 1_000, Ordering::SeqCst) + seconds * 1_000;
-            self.seller.sweep(&Chains::new(), 10, now).await.unwrap()
+            let swept = self.seller.sweep(&Chains::new(), 10, now).await.unwrap();
+            swept.iter().map(|swept| swept.resolved).collect()
         }
 
         fn settles(&self) -> Vec<String> {

@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use futures_util::future::join_all;
 use serde_json::json;
+use serde_json::value::RawValue;
 
 use super::claims::{Arrow, Change, Claim, ClaimError, Due, Lost, State};
 use super::sell::Seller;
@@ -32,6 +33,14 @@ pub enum Resolved {
     Lost,
 }
 
+/// What came of one look at a claim.
+pub struct Swept {
+    pub claim: Claim,
+    pub resolved: Resolved,
+    /// Of a settled one.
+    pub receipt: Option<Box<RawValue>>,
+}
+
 const SHORTEST: Duration = Duration::from_secs(5);
 const LONGEST: Duration = Duration::from_secs(300);
 /// Where no chain ends it: only the facilitator's yes or a person can, perhaps never.
@@ -39,29 +48,36 @@ const LONGEST_ALONE: Duration = Duration::from_secs(3_600);
 
 impl Seller {
     /// At most `most` claims that are due, all at once: their leases began together.
-    pub async fn sweep(&self, chains: &Chains, most: u32, now_ms: u64) -> Result<Vec<Resolved>, ClaimError> {
+    /// A claim whose end could not be written is left out: it is due again.
+    pub async fn sweep(&self, chains: &Chains, most: u32, now_ms: u64) -> Result<Vec<Swept>, ClaimError> {
         let due = self.claims.due(most).await?;
-        join_all(due.iter().map(|due| self.resolve(due, chains, now_ms))).await.into_iter().collect()
+        let swept = join_all(due.into_iter().map(|due| self.resolve(due, chains, now_ms))).await;
+        let written = |swept: Result<Swept, ClaimError>| {
+            swept.inspect_err(|error| tracing::warn!(%error, "what became of a settlement could not be written")).ok()
+        };
+        Ok(swept.into_iter().filter_map(written).collect())
     }
 
     /// `now_ms`: by the store's clock, as near as it is known; it decides only when the claim is looked at again.
-    pub async fn resolve(&self, due: &Due, chains: &Chains, now_ms: u64) -> Result<Resolved, ClaimError> {
-        let found = self.holding(&due.lease, self.evidence(&due.claim, chains)).await;
-        let Ok(found) = found else { return Ok(Resolved::Lost) };
+    async fn resolve(&self, due: Due, chains: &Chains, now_ms: u64) -> Result<Swept, ClaimError> {
+        let Due { lease, claim } = due;
+        let lost = |claim| Ok(Swept { claim, resolved: Resolved::Lost, receipt: None });
+        let Ok(found) = self.holding(&lease, self.evidence(&claim, chains)).await else { return lost(claim) };
         let (arrow, resolved, receipt, reason) = match &found {
-            Evidence::Receipt(receipt) => (Arrow::SETTLED, Resolved::Settled, Some(&**receipt), None),
+            Evidence::Receipt(receipt) => (Arrow::PROVED, Resolved::Settled, Some(&**receipt), None),
             Evidence::Unused => (Arrow::FAILED, Resolved::Failed, None, Some("expired_unspent")),
             Evidence::Nothing(why) => (Arrow::STILL_UNKNOWN, Resolved::StillUnknown, None, Some(why.as_str())),
         };
         // The longer it is open, the rarer it is looked at.
-        let age = Duration::from_millis(now_ms.saturating_sub(due.claim.created_ms));
-        let has_chain = due.claim.network.parse::<Network>().is_ok_and(|network| chains.contains_key(&network));
+        let age = Duration::from_millis(now_ms.saturating_sub(claim.created_ms));
+        let has_chain = claim.network.parse::<Network>().is_ok_and(|network| chains.contains_key(&network));
         let again_in = Some((age / 4).clamp(SHORTEST, if has_chain { LONGEST } else { LONGEST_ALONE }));
         let change = Change { receipt, reason, again_in, ..Change::default() };
-        match self.claims.advance(&due.lease, arrow, change).await? {
-            Ok(()) => Ok(resolved),
-            Err(Lost) => Ok(Resolved::Lost),
+        if self.claims.advance(&lease, arrow, change).await? == Err(Lost) {
+            return lost(claim);
         }
+        let receipt = if let Evidence::Receipt(receipt) = found { Some(receipt) } else { None };
+        Ok(Swept { claim, resolved, receipt })
     }
 
     /// A payment that failed after a settle went out is presented again: has it settled after all?
@@ -72,15 +88,16 @@ impl Seller {
             return Ok(Again::Busy);
         };
         let Ok(found) = self.holding(&lease, on_stellar(chain, claim)).await else { return Ok(Again::Busy) };
-        let (arrow, receipt, again) = match &found {
-            Evidence::Receipt(receipt) => (Arrow::FOUND, Some(&**receipt), Again::Settled),
-            Evidence::Unused | Evidence::Nothing(_) => (Arrow::STILL_FAILED, None, Again::NotUsed),
+        let (arrow, receipt) = match &found {
+            Evidence::Receipt(receipt) => (Arrow::FOUND, Some(&**receipt)),
+            Evidence::Unused | Evidence::Nothing(_) => (Arrow::STILL_FAILED, None),
         };
         let change = Change { receipt, reason: claim.reason.as_deref(), ..Change::default() };
-        match self.claims.advance(&lease, arrow, change).await? {
-            Ok(()) => Ok(again),
-            Err(Lost) => Ok(Again::Busy),
-        }
+        Ok(match (self.claims.advance(&lease, arrow, change).await?, found) {
+            (Err(Lost), _) => Again::Busy,
+            (Ok(()), Evidence::Receipt(receipt)) => Again::Settled(receipt),
+            (Ok(()), Evidence::Unused | Evidence::Nothing(_)) => Again::NotUsed,
+        })
     }
 
     async fn evidence(&self, claim: &Claim, chains: &Chains) -> Evidence {
@@ -106,9 +123,9 @@ impl Seller {
     }
 }
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Again {
-    Settled,
+    /// The receipt.
+    Settled(Box<RawValue>),
     /// Or nobody can tell.
     NotUsed,
     /// Another one looks.
@@ -116,7 +133,7 @@ pub(super) enum Again {
 }
 
 enum Evidence {
-    Receipt(Box<serde_json::value::RawValue>),
+    Receipt(Box<RawValue>),
     Unused,
     Nothing(String),
 }
@@ -143,7 +160,7 @@ pub fn question<'a>(claim: &'a Claim, offer: &'a Offer) -> Option<NonceQuestion<
 }
 
 /// What a facilitator would have said of a settlement that was proved otherwise. `transaction` may be empty.
-pub fn receipt(claim: &Claim, transaction: &str) -> Box<serde_json::value::RawValue> {
+pub fn receipt(claim: &Claim, transaction: &str) -> Box<RawValue> {
     json::raw(&json!({
         "success": true,
         "transaction": transaction,

@@ -29,7 +29,7 @@ use tokio::time::Instant;
 
 pub use operator::{ClaimEvent, SHORTEST};
 pub use states::{Arrow, State};
-pub use store::{Store, Stored, Written};
+pub use store::{Store, Stored, Taken, Written};
 
 use super::extensions::Identifier;
 use super::payment::{CallKey, Identity};
@@ -138,12 +138,14 @@ pub struct NewClaim<'a> {
     pub seen_at: u64,
     /// The requirements, raw.
     pub offer: &'a RawValue,
+    /// A payment that is known is left as it is, even one that may be claimed again.
+    pub only_unknown: bool,
 }
 
 #[derive(Debug)]
 pub enum Claimed {
-    /// This request goes on.
-    Fresh(Lease),
+    /// This request goes on. `settles`: how often `/settle` was begun under the claims of this payment before.
+    Fresh { lease: Lease, settles: u32 },
     /// Another one was first: its claim decides.
     Known(Box<Claim>),
     /// The identifier names another payment for this item.
@@ -377,14 +379,14 @@ impl Claims {
         // Whoever took it over may be gone again by the time it is looked at.
         for _ in 0..3 {
             match self.store.claim(new, &lease, millis(self.terms.lease)).await? {
-                Some(true) => return Ok(Claimed::Fresh(lease)),
-                Some(false) => {
+                Taken::Fresh { settles } => return Ok(Claimed::Fresh { lease, settles }),
+                Taken::Known => {
                     if let Some(claim) = self.look(&new.identity).await? {
                         return Ok(Claimed::Known(Box::new(claim)));
                     }
                 }
                 // Of two requests with this payment at one moment the later may be told of its own twin's identifier.
-                None => {
+                Taken::IdentifierConflict => {
                     return Ok(match self.look(&new.identity).await? {
                         Some(claim)
                             if !claim.state.may_be_claimed() && claim.proof.identifier == new.proof.identifier =>

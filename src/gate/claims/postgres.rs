@@ -10,8 +10,9 @@ use tokio_postgres::types::{FromSql, ToSql, Type};
 use tokio_postgres::{Error, Row};
 
 use super::operator::EventRow;
-use super::{COLUMNS, Claim, ClaimError, Columns, Identity, Lease, NewClaim, State, Written};
-use crate::ledger::postgres::{PostgresLedger, connection_failed, connections, said};
+use super::store::JUST_NOW_MS;
+use super::{COLUMNS, Claim, ClaimError, Columns, Identity, Lease, NewClaim, State, Taken, Written};
+use crate::ledger::postgres::{Pooler, PostgresLedger, connection_failed, connections, said};
 use crate::ledger::{Database, LedgerError};
 
 const CONNECTIONS: usize = 8;
@@ -24,6 +25,9 @@ type Param<'a> = (&'a (dyn ToSql + Sync), Type);
 
 pub(super) struct Postgres {
     pool: Pool,
+    /// Statements are prepared once on each connection; behind a pooler, which gives a session to somebody else the next
+    /// moment, they are unnamed.
+    named: bool,
     /// `schema.`, or nothing.
     within: String,
 }
@@ -46,7 +50,8 @@ impl Postgres {
             return Err(LedgerError::Unavailable(problem));
         }
         let within = database.schema().map(|schema| format!("{schema}.")).unwrap_or_default();
-        let store = Postgres { pool: connections(database, CONNECTIONS)?, within };
+        let named = database.pooler() == Pooler::None;
+        let store = Postgres { pool: connections(database, CONNECTIONS)?, named, within };
         let durable = store.rows("SELECT current_setting('synchronous_commit')", &[]).await?;
         if durable.first().map(|row| column::<String>(row, 0)).transpose()?.as_deref() == Some("off") {
             let fix = "set it to on for this role, or a crash forgets what was paid";
@@ -65,7 +70,16 @@ impl Postgres {
     /// One statement, never repeated by itself. A connection that did not answer is not used again.
     async fn run(&self, sql: &str, params: &[Param<'_>]) -> Result<Vec<Row>, Fault> {
         let client = self.pool.get().await.map_err(|e| Fault::NotWritten(connection_failed(e)))?;
-        match tokio::time::timeout(PATIENCE, client.query_typed(sql, params)).await {
+        let query = async {
+            if !self.named {
+                return client.query_typed(sql, params).await;
+            }
+            let types: Vec<Type> = params.iter().map(|(_, of)| of.clone()).collect();
+            let statement = client.prepare_typed_cached(sql, &types).await?;
+            let values: Vec<&(dyn ToSql + Sync)> = params.iter().map(|(value, _)| *value).collect();
+            client.query(&statement, &values).await
+        };
+        match tokio::time::timeout(PATIENCE, query).await {
             Ok(rows) => rows.map_err(|e| fault(&e)),
             Err(_) => {
                 drop(deadpool_postgres::Object::take(client));
@@ -83,30 +97,33 @@ impl Postgres {
         rows.first().map(claim).transpose()
     }
 
-    /// `Some(false)`: it is known and cannot be had. `None`: its identifier is another payment's.
-    pub(super) async fn claim(
-        &self,
-        new: &NewClaim<'_>,
-        lease: &Lease,
-        lease_ms: i64,
-    ) -> Result<Option<bool>, LedgerError> {
-        let sql = format!(
-            "WITH made AS ( \
-               INSERT INTO {0}claims AS c (identity, state, scope, call_hash, identifier_hash, session_hash, network, \
-                 payer, nonce, dies_at, seen_at, offer, lease_token, lease_until, due, created, changed) \
-               SELECT $1, 'claimed', $2, $3, $4, $5, $6, $7, $8, $9, $13, $10, $11, now + $12, now + $12, now, now \
-               FROM (SELECT {0}tollway_now() AS now) clock \
-               ON CONFLICT (identity) DO UPDATE SET \
+    pub(super) async fn claim(&self, new: &NewClaim<'_>, lease: &Lease, lease_ms: i64) -> Result<Taken, LedgerError> {
+        // A claim that is taken over loses what it had, but for its history.
+        let known = match new.only_unknown {
+            true => "DO NOTHING",
+            false => {
+                "DO UPDATE SET \
                  state = 'claimed', scope = excluded.scope, call_hash = excluded.call_hash, \
                  identifier_hash = excluded.identifier_hash, session_hash = excluded.session_hash, \
                  dies_at = greatest(c.dies_at, excluded.dies_at), offer = excluded.offer, lease_token = excluded.lease_token, \
                  lease_until = excluded.lease_until, due = excluded.due, changed = excluded.changed, \
                  settle_request = NULL, receipt = NULL, reason = NULL, answer = 'none' \
                WHERE c.state IN ('released', 'failed') AND (c.lease_until IS NULL OR c.lease_until <= excluded.changed) \
-                 OR c.state = 'claimed' AND c.lease_until <= excluded.changed \
-               RETURNING identity, changed) \
-             INSERT INTO {0}claim_events (identity, at, to_state, reason) \
-             SELECT identity, changed, 'claimed', NULL FROM made RETURNING id",
+                 OR c.state = 'claimed' AND c.lease_until <= excluded.changed"
+            }
+        };
+        let sql = format!(
+            "WITH made AS ( \
+               INSERT INTO {0}claims AS c (identity, state, scope, call_hash, identifier_hash, session_hash, network, \
+                 payer, nonce, dies_at, seen_at, offer, lease_token, lease_until, due, created, changed) \
+               SELECT $1, 'claimed', $2, $3, $4, $5, $6, $7, $8, $9, $13, $10, $11, now + $12, now + $12, now, now \
+               FROM (SELECT {0}tollway_now() AS now) clock \
+               ON CONFLICT (identity) {known} \
+               RETURNING identity, changed, settles), \
+             noted AS ( \
+               INSERT INTO {0}claim_events (identity, at, to_state, reason) \
+               SELECT identity, changed, 'claimed', NULL FROM made) \
+             SELECT settles FROM made",
             self.within
         );
         let identifier = new.proof.identifier.as_ref().map(|hash| &hash[..]);
@@ -127,8 +144,15 @@ impl Postgres {
             (&i64::try_from(new.seen_at).unwrap_or(i64::MAX), Type::INT8),
         ];
         match self.run(&sql, &params).await {
-            Ok(rows) => Ok(Some(!rows.is_empty())),
-            Err(Fault::Conflict) => Ok(None),
+            Ok(rows) => match rows.first() {
+                None => Ok(Taken::Known),
+                Some(row) => {
+                    let settles = u32::try_from(column::<i32>(row, 0)?);
+                    let broken = |_| LedgerError::Inconsistent("a claim's settles cannot be read".into());
+                    Ok(Taken::Fresh { settles: settles.map_err(broken)? })
+                }
+            },
+            Err(Fault::Conflict) => Ok(Taken::IdentifierConflict),
             Err(Fault::Store(error) | Fault::NotWritten(error)) => Err(error),
         }
     }
@@ -145,13 +169,41 @@ impl Postgres {
     }
 
     pub(super) async fn advance(&self, lease: &Lease, written: &Written<'_>) -> Result<bool, ClaimError> {
-        // `old` takes the row's lock and looks at it as it is then; what follows hits that row or none.
+        let arrow = written.arrow;
+        // The state that it leaves is known, or is looked at under the row's lock; what follows hits that row or none.
+        let (old, found) = match arrow.from.len() {
+            1 => (
+                "",
+                "(SELECT ($3)[1] AS state, {0}tollway_now() AS now OFFSET 0) old \
+                 WHERE c.identity = $1 AND c.lease_token = $2 AND c.state = old.state",
+            ),
+            _ => (
+                "old AS ( \
+                   SELECT identity, state, {0}tollway_now() AS now FROM {0}claims \
+                   WHERE identity = $1 AND lease_token = $2 AND state = ANY($3) FOR UPDATE), ",
+                "old WHERE c.identity = old.identity",
+            ),
+        };
+        let kept = match written.answer {
+            None => "",
+            Some(_) => {
+                ", kept AS ( \
+               INSERT INTO {0}paid_answers (identity, round_hash, sealed, expires) \
+               SELECT identity, $11, $12, now + $13 FROM moved \
+               ON CONFLICT (identity, round_hash) DO UPDATE SET sealed = excluded.sealed, expires = excluded.expires)"
+            }
+        };
+        let longer = match arrow.to == State::Settled && arrow.from != [State::Settled] {
+            false => "",
+            true => {
+                ", longer AS ( \
+               UPDATE {0}paid_answers a SET expires = moved.now + $15 FROM moved \
+               WHERE a.identity = moved.identity AND a.expires < moved.now + $15 - $16)"
+            }
+        };
         let sql = format!(
-            "WITH old AS ( \
-               SELECT identity, state, {0}tollway_now() AS now FROM {0}claims \
-               WHERE identity = $1 AND lease_token = $2 AND state = ANY($3) FOR UPDATE), \
-             moved AS ( \
-               UPDATE {0}claims c SET state = $4, \
+            "WITH {old}moved AS ( \
+               UPDATE {{0}}claims c SET state = $4, \
                  lease_token = CASE WHEN $5 THEN c.lease_token END, \
                  lease_until = CASE WHEN $5 THEN old.now + $6 END, \
                  settles = c.settles + CASE WHEN $4 = 'settling' THEN 1 ELSE 0 END, \
@@ -160,30 +212,23 @@ impl Postgres {
                  receipt = COALESCE($8, c.receipt), reason = $9, answer = COALESCE($10, c.answer), \
                  late = c.late OR (old.state = 'failed' AND $4 = 'settled'), \
                  due = old.now + CASE WHEN $5 THEN $6 ELSE $14 END, changed = old.now \
-               FROM old WHERE c.identity = old.identity \
-               RETURNING c.identity, old.state AS was, old.now), \
-             kept AS ( \
-               INSERT INTO {0}paid_answers (identity, round_hash, sealed, expires) \
-               SELECT identity, $11, $12, now + $13 FROM moved WHERE $12 IS NOT NULL \
-               ON CONFLICT (identity, round_hash) DO UPDATE SET sealed = excluded.sealed, expires = excluded.expires), \
-             longer AS ( \
-               UPDATE {0}paid_answers a SET expires = greatest(a.expires, moved.now + $15) FROM moved \
-               WHERE a.identity = moved.identity AND $4 = 'settled' AND moved.was <> 'settled') \
-             INSERT INTO {0}claim_events (identity, at, from_state, to_state, reason) \
+               FROM {found} \
+               RETURNING c.identity, old.state AS was, old.now){kept}{longer} \
+             INSERT INTO {{0}}claim_events (identity, at, from_state, to_state, reason) \
              SELECT identity, now, was, $4, $9 FROM moved RETURNING id",
-            self.within
-        );
-        let from: Vec<&str> = written.arrow.from.iter().map(|state| state.as_str()).collect();
+        )
+        .replace("{0}", &self.within);
+        let from: Vec<&str> = arrow.from.iter().map(|state| state.as_str()).collect();
         let (round, sealed, ttl) = match &written.answer {
             Some((round, sealed, ttl)) => (Some(&round[..]), Some(&sealed[..]), *ttl),
             None => (None, None, 0),
         };
-        let params: [Param<'_>; 15] = [
+        let params: [Param<'_>; 16] = [
             (&&lease.identity.0[..], Type::BYTEA),
             (&&lease.token[..], Type::BYTEA),
             (&from, Type::TEXT_ARRAY),
-            (&written.arrow.to.as_str(), Type::TEXT),
-            (&written.arrow.keeps_lease, Type::BOOL),
+            (&arrow.to.as_str(), Type::TEXT),
+            (&arrow.keeps_lease, Type::BOOL),
             (&written.lease_ms, Type::INT8),
             (&written.settle_request, Type::BYTEA),
             (&written.receipt, Type::TEXT),
@@ -194,6 +239,7 @@ impl Postgres {
             (&ttl, Type::INT8),
             (&written.again_in_ms, Type::INT8),
             (&written.answers_ms, Type::INT8),
+            (&JUST_NOW_MS, Type::INT8),
         ];
         match self.run(&sql, &params).await {
             Ok(rows) => Ok(!rows.is_empty()),

@@ -8,7 +8,8 @@ use sqlx::{Connection as _, Row as _, Sqlite as Driver, SqliteConnection, Transa
 use tokio::sync::{Mutex, MutexGuard};
 
 use super::operator::EventRow;
-use super::{COLUMNS, Claim, ClaimError, Columns, Identity, Lease, NewClaim, State, Written};
+use super::store::JUST_NOW_MS;
+use super::{COLUMNS, Claim, ClaimError, Columns, Identity, Lease, NewClaim, State, Taken, Written};
 use crate::ledger::LedgerError;
 use crate::ledger::sqlite::{is_busy, open_migrated, unavailable};
 use crate::ports::World;
@@ -45,19 +46,14 @@ impl Sqlite {
         row(&mut connection, identity, now).await
     }
 
-    pub(super) async fn claim(
-        &self,
-        new: &NewClaim<'_>,
-        lease: &Lease,
-        lease_ms: i64,
-    ) -> Result<Option<bool>, LedgerError> {
+    pub(super) async fn claim(&self, new: &NewClaim<'_>, lease: &Lease, lease_ms: i64) -> Result<Taken, LedgerError> {
         let mut connection = self.connection().await?;
         let mut tx = begin(&mut connection).await?;
         let now = self.now(&mut tx).await?;
-        if let Some(known) = row(&mut tx, &new.identity, now).await?
-            && (known.leased || !(known.state.may_be_claimed() || known.state == State::Claimed))
-        {
-            return Ok(Some(false));
+        let known = row(&mut tx, &new.identity, now).await?;
+        let is_free = |known: &Claim| !known.leased && (known.state.may_be_claimed() || known.state == State::Claimed);
+        if known.as_ref().is_some_and(|known| new.only_unknown || !is_free(known)) {
+            return Ok(Taken::Known);
         }
         if let Some(identifier) = &new.proof.identifier {
             let other: Option<i64> = sqlx::query_scalar(
@@ -71,7 +67,7 @@ impl Sqlite {
             .await
             .map_err(unavailable)?;
             if other.is_some() {
-                return Ok(None);
+                return Ok(Taken::IdentifierConflict);
             }
         }
         sqlx::query(
@@ -103,7 +99,7 @@ impl Sqlite {
         .map_err(unavailable)?;
         event(&mut tx, &new.identity, now, None, State::Claimed, None).await?;
         tx.commit().await.map_err(unavailable)?;
-        Ok(Some(true))
+        Ok(Taken::Fresh { settles: known.map_or(0, |known| known.settles) })
     }
 
     pub(super) async fn renew(&self, lease: &Lease, lease_ms: i64) -> Result<bool, LedgerError> {
@@ -183,9 +179,10 @@ impl Sqlite {
             .map_err(unavailable)?;
         }
         if arrow.to == State::Settled && was != State::Settled {
-            sqlx::query("UPDATE paid_answers SET expires = max(expires, ?) WHERE identity = ?")
+            sqlx::query("UPDATE paid_answers SET expires = ?1 WHERE identity = ?2 AND expires < ?1 - ?3")
                 .bind(now.saturating_add(written.answers_ms))
                 .bind(&lease.identity.0[..])
+                .bind(JUST_NOW_MS)
                 .execute(&mut *tx)
                 .await
                 .map_err(unavailable)?;

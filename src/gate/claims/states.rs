@@ -57,14 +57,15 @@ impl Arrow {
     /// Before `/settle` is called, never after.
     pub const SETTLE: Arrow = Arrow { from: &[State::Claimed], to: State::Settling, keeps_lease: true };
     /// A settle said yes; in `authorization` its answer was stored before.
-    pub const SETTLED: Arrow =
-        Arrow { from: &[State::Settling, State::Unknown], to: State::Settled, keeps_lease: false };
+    pub const SETTLED: Arrow = Arrow { from: &[State::Settling], to: State::Settled, keeps_lease: false };
     /// A settle said yes in `upfront`: the handler runs now, under the same lease.
     pub const SETTLED_AND_RUNS: Arrow = Arrow { from: &[State::Settling], to: State::Settled, keeps_lease: true };
     /// The first settle said a structural no, or the chain says dead and unused.
     pub const FAILED: Arrow = Arrow { from: &[State::Settling, State::Unknown], to: State::Failed, keeps_lease: false };
     /// Any other end of a settle.
     pub const LOST: Arrow = Arrow { from: &[State::Settling], to: State::Unknown, keeps_lease: false };
+    /// Asked again: the facilitator's yes, the chain's evidence, or a person's word.
+    pub const PROVED: Arrow = Arrow { from: &[State::Unknown], to: State::Settled, keeps_lease: false };
     /// Asked again, and nothing new is known.
     pub const STILL_UNKNOWN: Arrow = Arrow { from: &[State::Unknown], to: State::Unknown, keeps_lease: false };
     /// The chain shows the nonce used although a settle had failed.
@@ -74,7 +75,7 @@ impl Arrow {
     /// A run of a settled payment ended: in `upfront`, or again and free.
     pub const RAN: Arrow = Arrow { from: &[State::Settled], to: State::Settled, keeps_lease: false };
 
-    pub const ALL: [Arrow; 11] = [
+    pub const ALL: [Arrow; 12] = [
         Arrow::RELEASE,
         Arrow::REFUSED,
         Arrow::SETTLE,
@@ -82,6 +83,7 @@ impl Arrow {
         Arrow::SETTLED_AND_RUNS,
         Arrow::FAILED,
         Arrow::LOST,
+        Arrow::PROVED,
         Arrow::STILL_UNKNOWN,
         Arrow::FOUND,
         Arrow::STILL_FAILED,

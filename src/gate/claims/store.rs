@@ -8,6 +8,9 @@ use super::{Arrow, Claim, ClaimError, Identity, Kept, Lease, NewClaim, State};
 
 pub type Stored<'a, T> = BoxFuture<'a, Result<T, ClaimError>>;
 
+/// Between an answer's writing and the yes to its settle, as a rule.
+pub(super) const JUST_NOW_MS: i64 = 10_000;
+
 /// [`super::Change`] as it is written. No Debug: what is in it is sealed, and still nobody's business.
 #[derive(Clone)]
 pub struct Written<'a> {
@@ -21,14 +24,25 @@ pub struct Written<'a> {
     /// Round, sealed body, milliseconds.
     pub answer: Option<([u8; 32], Vec<u8>, i64)>,
     pub again_in_ms: i64,
-    /// Answers that are there live this long at least from the moment on at which they became the payer's.
+    /// Answers that are there live this long from the moment on at which they became the payer's; those that were
+    /// written within the last [`JUST_NOW_MS`] do already.
     pub answers_ms: i64,
+}
+
+/// What became of the wish to have a claim.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Taken {
+    /// It is this lease's now. `settles`: how often `/settle` was begun under the claims of this payment before.
+    Fresh { settles: u32 },
+    /// It is known and cannot be had.
+    Known,
+    /// Its identifier is another payment's.
+    IdentifierConflict,
 }
 
 pub trait Store: Send + Sync + 'static {
     fn look<'a>(&'a self, identity: &'a Identity) -> Stored<'a, Option<Claim>>;
-    /// `Some(false)`: it is known and cannot be had. `None`: its identifier is another payment's.
-    fn claim<'a>(&'a self, new: &'a NewClaim<'a>, lease: &'a Lease, lease_ms: i64) -> Stored<'a, Option<bool>>;
+    fn claim<'a>(&'a self, new: &'a NewClaim<'a>, lease: &'a Lease, lease_ms: i64) -> Stored<'a, Taken>;
     /// Whether the lease still holds; so do the next two.
     fn renew<'a>(&'a self, lease: &'a Lease, lease_ms: i64) -> Stored<'a, bool>;
     fn advance<'a>(&'a self, lease: &'a Lease, written: &'a Written<'a>) -> Stored<'a, bool>;
@@ -55,7 +69,7 @@ macro_rules! is_a_store {
             fn look<'a>(&'a self, identity: &'a Identity) -> Stored<'a, Option<Claim>> {
                 Box::pin(async move { self.look(identity).await.map_err(ClaimError::from) })
             }
-            fn claim<'a>(&'a self, new: &'a NewClaim<'a>, lease: &'a Lease, lease_ms: i64) -> Stored<'a, Option<bool>> {
+            fn claim<'a>(&'a self, new: &'a NewClaim<'a>, lease: &'a Lease, lease_ms: i64) -> Stored<'a, Taken> {
                 Box::pin(async move { self.claim(new, lease, lease_ms).await.map_err(ClaimError::from) })
             }
             fn renew<'a>(&'a self, lease: &'a Lease, lease_ms: i64) -> Stored<'a, bool> {

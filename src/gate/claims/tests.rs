@@ -197,12 +197,13 @@ impl Pay {
             dies_at: 100,
             seen_at: 40,
             offer: &self.offer,
+            only_unknown: false,
         }
     }
 
     async fn fresh(&self, claims: &Claims) -> Lease {
         match claims.claim(&self.as_new()).await.unwrap() {
-            Claimed::Fresh(lease) => lease,
+            Claimed::Fresh { lease, .. } => lease,
             other => panic!("{other:?}"),
         }
     }
@@ -231,7 +232,7 @@ async fn one_of_many_claims_and_the_others_learn_of_it(shop: &Shop) {
     let pay = pay(1);
     let new = pay.as_new();
     let all = join_all((0..40).map(|n| shop.replicas[n % 2].claim(&new))).await;
-    let fresh = all.iter().filter(|claimed| matches!(claimed, Ok(Claimed::Fresh(_)))).count();
+    let fresh = all.iter().filter(|claimed| matches!(claimed, Ok(Claimed::Fresh { .. }))).count();
     let known =
         all.iter().filter(|c| matches!(c, Ok(Claimed::Known(claim)) if claim.leased && claim.is_for(&pay.call)));
     assert_eq!((fresh, known.count()), (1, 39));
@@ -284,7 +285,8 @@ async fn what_was_never_broadcast_may_be_claimed_anew(shop: &Shop) {
     shop.later(5).await;
     // For another call, too: it bought nothing yet.
     let other = CallKey { call: [9; 32], round: [9; 32], continues: false };
-    let Claimed::Fresh(_) = shop.two().claim(&NewClaim { call: &other, seen_at: 90, ..pay.as_new() }).await.unwrap()
+    let Claimed::Fresh { .. } =
+        shop.two().claim(&NewClaim { call: &other, seen_at: 90, ..pay.as_new() }).await.unwrap()
     else {
         panic!()
     };
@@ -337,7 +339,7 @@ async fn a_dead_holder_in_settling_leaves_an_unknown_claim_for_one_sweep(shop: &
     shop.later(60_001).await;
     let due = shop.one().due(10).await.unwrap().remove(0);
     assert_eq!(shop.one().settle_request(&settling.identity).await.unwrap().as_deref(), Some(&b"the request"[..]));
-    shop.one().advance(&due.lease, Arrow::SETTLED, change).await.unwrap().unwrap();
+    shop.one().advance(&due.lease, Arrow::PROVED, change).await.unwrap().unwrap();
     assert_eq!(settling.state(shop.two()).await, State::Settled);
 }
 
@@ -347,7 +349,7 @@ async fn a_sweep_looks_at_every_network_and_at_the_newest(shop: &Shop) {
         for number in numbers {
             let pay = pay(number);
             let new = NewClaim { network, nonce, ..pay.as_new() };
-            let Claimed::Fresh(lease) = shop.one().claim(&new).await.unwrap() else { panic!() };
+            let Claimed::Fresh { lease, .. } = shop.one().claim(&new).await.unwrap() else { panic!() };
             let change = Change { settle_request: Some(b"the request"), ..Change::default() };
             shop.one().advance(&lease, Arrow::SETTLE, change).await.unwrap().unwrap();
             shop.one().advance(&lease, Arrow::LOST, Change::default()).await.unwrap().unwrap();
@@ -402,7 +404,7 @@ async fn an_identifier_names_one_payment_at_a_time(shop: &Shop) {
     let mut third = pay(3);
     third.proof = first.proof;
     let other = NewClaim { scope: "tool:other", ..third.as_new() };
-    assert!(matches!(shop.two().claim(&other).await.unwrap(), Claimed::Fresh(_)));
+    assert!(matches!(shop.two().claim(&other).await.unwrap(), Claimed::Fresh { .. }));
     shop.one().advance(&lease, Arrow::RELEASE, Change::default()).await.unwrap().unwrap();
     let lease = second.fresh(shop.two()).await;
     assert!(matches!(shop.one().claim(&first.as_new()).await.unwrap(), Claimed::IdentifierConflict));

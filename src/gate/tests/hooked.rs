@@ -218,3 +218,21 @@ async fn a_hook_hears_what_became_of_a_payment() {
     assert_eq!(heard[4].1.receipt.as_ref().unwrap().get(), yes());
     assert_eq!(heard[0].1.error.as_deref(), Some("it broke"));
 }
+
+#[tokio::test]
+async fn a_hook_hears_once_of_a_settlement_that_was_found_later() {
+    let (scene, code) = scene(OnFailure::Refuse, || Ok(Verdict::Continue)).await;
+    let own = params("search", Some(&payment("search", 1, Some(ID))));
+    scene.facility.settles(&[(502, "lost"), (200, &yes())]);
+    assert_eq!(withheld(&scene.call(&own).await), "settlement_unknown");
+    scene.later(6).await;
+    scene.gates[0].sweep().await;
+    scene.later(400).await;
+    scene.gates[0].sweep().await;
+    assert!(is_output(&scene.call(&own).await));
+    scene.until("the event", async || !code.heard.lock().unwrap().is_empty()).await;
+    assert_eq!(code.words(), ["settled -"]);
+    let heard = code.heard.lock().unwrap();
+    let (item, receipt) = (heard[0].1.item.as_str(), heard[0].1.receipt.as_ref().map(|receipt| receipt.get()));
+    assert_eq!((item, receipt), ("tool:search", Some(yes().as_str())));
+}

@@ -16,6 +16,7 @@ const MIGRATIONS: &[(i64, &str, &str)] = &[
     (5, "lean reservations", include_str!("../../../migrations/postgres/0005_lean_reservations.sql")),
     (10, "gate claims", include_str!("../../../migrations/postgres/0010_gate_claims.sql")),
     (11, "dead settle requests", include_str!("../../../migrations/postgres/0011_dead_settle_requests.sql")),
+    (12, "lean sales", include_str!("../../../migrations/postgres/0012_lean_sales.sql")),
 ];
 
 /// As `sqlx migrate` makes it.

@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use tollway::gate::claims::{Arrow, Claim, ClaimError, Lease, NewClaim, State, Store, Stored, Written};
+use tollway::gate::claims::{Arrow, Claim, ClaimError, Lease, NewClaim, State, Store, Stored, Taken, Written};
 use tollway::gate::payment::Identity;
 use tollway::ledger::LedgerError;
 
@@ -132,21 +132,21 @@ impl Store for SimStore {
         })
     }
 
-    fn claim<'a>(&'a self, new: &'a NewClaim<'a>, lease: &'a Lease, lease_ms: i64) -> Stored<'a, Option<bool>> {
+    fn claim<'a>(&'a self, new: &'a NewClaim<'a>, lease: &'a Lease, lease_ms: i64) -> Stored<'a, Taken> {
         Box::pin(async move {
-            let note = |done: &Option<bool>| {
-                if *done == Some(true) {
+            let note = |done: &Taken| {
+                if matches!(done, Taken::Fresh { .. }) {
                     self.book.claimed(&self.ctx, new, lease, lease_ms);
                 }
                 format!("{done:?}")
             };
             let what = format!("claim {}", short(&new.identity));
             let done = self.run(&what, self.inner.claim(new, lease, lease_ms), note).await?;
-            if done == Some(true) {
+            if matches!(done, Taken::Fresh { .. }) {
                 self.ctx.tempt();
             }
             match self.bug {
-                Some(Bug::TwoHolders) if done == Some(false) => Ok(Some(true)),
+                Some(Bug::TwoHolders) if done == Taken::Known => Ok(Taken::Fresh { settles: 0 }),
                 _ => Ok(done),
             }
         })
