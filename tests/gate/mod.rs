@@ -6,6 +6,8 @@ mod generate;
 #[cfg(feature = "sandbox")]
 mod official;
 mod pass;
+#[cfg(feature = "sandbox")]
+mod replicas;
 
 use std::collections::VecDeque;
 use std::path::PathBuf;
@@ -152,15 +154,29 @@ pub fn config(upstream: &Value) -> Value {
 }
 
 impl GateProcess {
+    /// With claims of its own, unless its file names others.
     pub async fn start(config: &Value) -> GateProcess {
         let dir = tempfile::tempdir().unwrap();
         let mut config = config.clone();
         if config["budget"].is_null() {
             config["budget"] = json!({"path": dir.path().join("claims.sqlite")});
         }
+        GateProcess::started(dir, config, None).await
+    }
+
+    /// One of several on a database.
+    pub async fn replica(config: &Value, database: &str) -> GateProcess {
+        let mut config = config.clone();
+        config["budget"] = json!({"store": "postgres"});
+        GateProcess::started(tempfile::tempdir().unwrap(), config, Some(database)).await
+    }
+
+    async fn started(dir: tempfile::TempDir, config: Value, database: Option<&str>) -> GateProcess {
         let file = dir.path().join("gate.yaml");
         std::fs::write(&file, config.to_string()).unwrap();
-        let mut child = command(&["gate", "--config", file.to_str().unwrap()]).spawn().unwrap();
+        let mut command = command(&["gate", "--config", file.to_str().unwrap()]);
+        command.envs(database.map(|url| ("DATABASE_URL", url)));
+        let mut child = command.spawn().unwrap();
         let mut lines = BufReader::new(child.stderr.take().unwrap()).lines();
         let log = Arc::<Mutex<Vec<Value>>>::default();
         let url = loop {

@@ -92,6 +92,18 @@ impl Scene {
         })
     }
 
+    /// A payment's transaction, signed by the payer and prepared, as it stands in a payload; and its nonce.
+    pub async fn signed(&self, offer: &Value) -> (String, i64) {
+        let offer = Offer::parse(&json::raw(offer)).unwrap();
+        let stellar = self.stellar(&self.rpc, Credentials::Address);
+        let at = stellar.ledger().await.unwrap();
+        let draft = stellar.draft(&offer, &self.payer.address(), at).unwrap();
+        let nonce = draft.nonce();
+        let signature = self.payer.key.sign(&draft.digest()).to_bytes();
+        let transaction = stellar.prepare(&draft.attach(&signature).unwrap()).await.unwrap();
+        (transaction, nonce)
+    }
+
     pub fn balances(&self) -> (i64, i64) {
         (self.network.balance(&self.payer.id()).unwrap(), self.network.balance(&self.shop.id()).unwrap())
     }
