@@ -19,6 +19,8 @@ pgbouncer_start() {
     cat >"$pg_dir/pgbouncer.ini" <<INI
 [databases]
 postgres = host=127.0.0.1 port=${server%%/*}
+; The same database over connections of their own, for a test that ends them.
+apart = host=127.0.0.1 port=${server%%/*} dbname=postgres
 [pgbouncer]
 listen_addr = 127.0.0.1
 listen_port = $port

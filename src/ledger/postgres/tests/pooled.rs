@@ -15,8 +15,12 @@ fn pooler_url() -> String {
 
 /// Also its schema is made and migrated through the pooler.
 async fn pooled() -> Schema {
+    pooled_at(&pooler_url()).await
+}
+
+async fn pooled_at(url: &str) -> Schema {
     let name = format!("t_{}", hex::encode(world().random::<8>()));
-    let database = Database::parse(&pooler_url(), None).unwrap();
+    let database = Database::parse(url, None).unwrap();
     let database = database.behind(Pooler::Transaction).unwrap().in_schema(&name).unwrap();
     Schema::make(&in_schema(&server_url(), &name), &database).await;
     Schema::of(name, database).await
@@ -69,7 +73,8 @@ async fn a_pooler_that_is_not_in_the_configuration_is_refused_with_the_way_out()
 /// As a restart of the server does it: the pooler tells its clients, and goes on.
 #[tokio::test]
 async fn sessions_that_were_ended_behind_a_pooler_cost_a_call_nothing() {
-    let schema = pooled().await;
+    // Whose transaction is on a session by the time it is ended: no other test's.
+    let schema = pooled_at(&pooler_url().replace("/postgres", "/apart")).await;
     schema.ledger.replace_limits("file", &[limit()]).await.unwrap();
     for n in 1..=3 {
         let backend = schema.ledger.begin(tx::Gate::None).await.unwrap();
