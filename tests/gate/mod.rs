@@ -271,12 +271,23 @@ impl Got {
 }
 
 pub async fn send(client: &Client, method: Method, url: &str, headers: &[(&str, &str)], body: impl Into<Bytes>) -> Got {
+    try_send(client, method, url, headers, body).await.unwrap()
+}
+
+/// `None`: whoever was asked is gone.
+pub async fn try_send(
+    client: &Client,
+    method: Method,
+    url: &str,
+    headers: &[(&str, &str)],
+    body: impl Into<Bytes>,
+) -> Option<Got> {
     let mut request = http::Request::builder().method(method).uri(url);
     for (name, value) in headers {
         request = request.header(*name, *value);
     }
-    let (head, body) = client.send(request.body(body.into()).unwrap()).await.unwrap().into_parts();
-    Got { status: head.status.as_u16(), headers: head.headers, body }
+    let (head, body) = client.send(request.body(body.into()).unwrap()).await.ok()?.into_parts();
+    Some(Got { status: head.status.as_u16(), headers: head.headers, body })
 }
 
 pub const BOTH: (&str, &str) = ("accept", "application/json, text/event-stream");

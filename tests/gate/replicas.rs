@@ -19,13 +19,14 @@ use tollway::ports::machine;
 use tollway::sandbox::chain::{NETWORK, PASSPHRASE, USDC};
 use tollway::sandbox::facilitator::{Facilitator, Options};
 
-use super::{GateProcess, Got, PATIENCE, client, config, post, request};
+use super::{BOTH, GateProcess, JSON, PATIENCE, client, config, post, request, try_send};
 use crate::official::{Scene, scene};
 use crate::postgres::Schema;
 
 /// Of `run` and `early`, atomic units of [`USDC`].
 const PRICE: i64 = 100_000;
 const LEASE_MS: u64 = 2_000;
+const VERSION: (&str, &str) = ("mcp-protocol-version", "2025-11-25");
 
 /// Where a request with a given text is kept until it is let go.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -167,12 +168,7 @@ impl Fleet {
     }
 
     async fn ask(&self, gate: &GateProcess, tool: &str, topic: &str, payment: Option<&Value>) -> Value {
-        let mut params = json!({"name": tool, "arguments": {"topic": topic}});
-        if let Some(payment) = payment {
-            params["_meta"] = json!({"x402/payment": payment});
-        }
-        let version = [("mcp-protocol-version", "2025-11-25")];
-        post(&self.client, &gate.url, &version, request(1, "tools/call", &params)).await.json()
+        post(&self.client, &gate.url, &[VERSION], call(tool, topic, payment)).await.json()
     }
 
     /// With an identifier of its topic's, and its nonce.
@@ -203,6 +199,14 @@ impl Fleet {
     fn settlements(&self, nonce: i64) -> usize {
         self.scene.network.transfers().iter().filter(|transfer| transfer.nonce == Some(nonce)).count()
     }
+}
+
+fn call(tool: &str, topic: &str, payment: Option<&Value>) -> String {
+    let mut params = json!({"name": tool, "arguments": {"topic": topic}});
+    if let Some(payment) = payment {
+        params["_meta"] = json!({"x402/payment": payment});
+    }
+    request(1, "tools/call", &params)
 }
 
 /// A payment that names nobody but its payer.
@@ -257,20 +261,16 @@ enum Strikes {
 
 async fn struck(fleet: &Fleet, strikes: Strikes, moment: (&str, &str, Option<Place>, usize)) {
     let (name, tool, place, starts) = moment;
-    let topic = format!("{name}-{}", if strikes == Strikes::Kill { "kill" } else { "freeze" });
+    // No topic is a part of another one.
+    let topic = format!("{}-{name}", if strikes == Strikes::Kill { "kill" } else { "freeze" });
     let first = GateProcess::replica(&fleet.config, &fleet.schema.url).await;
     let (payment, nonce) = fleet.payment(tool, &topic).await;
     let transaction = payment["payload"]["transaction"].as_str().unwrap();
     let stop = place.map(|place| fleet.world.stop(place, if place == Place::Run { &topic } else { transaction }));
     let asked = async {
-        let params = json!({"name": tool, "arguments": {"topic": &topic}, "_meta": {"x402/payment": payment}});
-        let asked = http::Request::post(&first.url)
-            .header("content-type", "application/json")
-            .header("accept", "application/json, text/event-stream")
-            .header("mcp-protocol-version", "2025-11-25")
-            .body(Bytes::from(request(1, "tools/call", &params)));
-        let (head, body) = fleet.client.send(asked.unwrap()).await.ok()?.into_parts();
-        Some(Got { status: head.status.as_u16(), headers: head.headers, body }.json())
+        let headers = [BOTH, JSON, VERSION];
+        let body = call(tool, &topic, Some(&payment));
+        try_send(&fleet.client, http::Method::POST, &first.url, &headers, body).await.map(|got| got.json())
     };
     let others = async {
         if let Some(stop) = &stop {
