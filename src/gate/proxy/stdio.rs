@@ -79,10 +79,15 @@ struct Table {
     shared: Option<Arc<Process>>,
     /// How the sharers greeted the first shared process: its successors are greeted so too.
     greeting: Option<Bytes>,
-    /// Deaths in a row that came soon after the start.
-    short_lives: u32,
-    /// Before it nothing is started.
-    not_before: Option<Instant>,
+    /// By source, `None` for the shared one: a client that kills its own process keeps nobody else waiting.
+    failing: BTreeMap<Option<String>, Failing>,
+}
+
+/// Whose processes died soon after their start.
+struct Failing {
+    in_a_row: u32,
+    /// Before it nothing is started for it.
+    not_before: Instant,
 }
 
 impl Child {
@@ -259,7 +264,8 @@ impl Child {
 
     fn start(self: &Arc<Self>, shared: bool, source: Option<&str>) -> Result<Arc<Process>, UpstreamError> {
         let mut table = self.table();
-        if table.not_before.is_some_and(|then| Instant::now() < then) {
+        let whom = source.filter(|_| !shared).map(ToOwned::to_owned);
+        if table.waits(&whom) {
             return Err(UpstreamError::Busy);
         }
         let running = table.sessions.values().filter(|process| !process.gone.is_cancelled()).count();
@@ -281,7 +287,7 @@ impl Child {
         let mut running = match spawned {
             Ok(running) => running,
             Err(error) => {
-                table.died(Duration::ZERO);
+                table.died(whom, Duration::ZERO);
                 tracing::error!(%error, program = bounded(program), "the upstream's process could not be started");
                 return Err(UpstreamError::Gone);
             }
@@ -318,7 +324,7 @@ impl Child {
             let wanted = watched.end.is_cancelled();
             tracing::info!(pid, status, "the upstream's process ended");
             if let Some(owner) = owner.upgrade().filter(|_| !wanted) {
-                owner.table().died(started.elapsed());
+                owner.table().died(whom, started.elapsed());
             }
         }));
         Ok(process)
@@ -345,12 +351,24 @@ impl Table {
         true
     }
 
-    fn died(&mut self, lived: Duration) {
-        self.short_lives = if lived < LIVED { self.short_lives.saturating_add(1) } else { 0 };
-        self.not_before = match self.short_lives {
-            // One death is an accident.
-            0 | 1 => None,
-            n => Some(Instant::now() + FIRST_PAUSE.saturating_mul(1 << (n - 2).min(10)).min(LONGEST_PAUSE)),
+    fn waits(&self, whom: &Option<String>) -> bool {
+        self.failing.get(whom).is_some_and(|failing| Instant::now() < failing.not_before)
+    }
+
+    fn died(&mut self, whom: Option<String>, lived: Duration) {
+        let now = Instant::now();
+        // Whoever failed and did not come again is forgotten.
+        self.failing.retain(|_, failing| now < failing.not_before + LIVED);
+        if lived >= LIVED {
+            self.failing.remove(&whom);
+            return;
+        }
+        let failing = self.failing.entry(whom).or_insert(Failing { in_a_row: 0, not_before: now });
+        failing.in_a_row = failing.in_a_row.saturating_add(1);
+        // One death is an accident.
+        failing.not_before = match failing.in_a_row {
+            1 => now,
+            n => now + FIRST_PAUSE.saturating_mul(1 << (n - 2).min(10)).min(LONGEST_PAUSE),
         };
     }
 }
@@ -725,6 +743,18 @@ fn typed(kind: &'static str) -> HeaderMap {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn who_kills_its_own_processes_waits_alone() {
+        let mut table = Table::default();
+        let [own, other] = ["a", "b"].map(|source| Some(source.to_owned()));
+        table.died(own.clone(), Duration::ZERO);
+        assert!(!table.waits(&own), "one death is an accident");
+        table.died(own.clone(), LIVED / 2);
+        assert!(table.waits(&own) && !table.waits(&other) && !table.waits(&None));
+        table.died(own.clone(), LIVED);
+        assert!(!table.waits(&own));
+    }
 
     fn process(source: &str, used: Instant) -> Arc<Process> {
         let (lines, _) = mpsc::channel(1);
