@@ -214,7 +214,7 @@ async fn resolve(args: &ResolveArgs, claims: &Claims, chains: &Chains) -> Result
     };
     let receipt = args.settled.then(|| receipt(&claim, ending.transaction.as_deref().unwrap_or_default()));
     let change = Change { receipt: receipt.as_deref(), reason: Some(&words), ..Change::default() };
-    let arrow = if args.settled { Arrow::PROVED } else { Arrow::FAILED };
+    let arrow = if args.settled { Arrow::PROVED } else { Arrow::DISPROVED };
     if let Err(Lost) = claims.advance(&lease, arrow, change).await? {
         return Err(refused(format!("claim {short} has changed hands: try again")));
     }
@@ -352,7 +352,6 @@ mod tests {
             dies_at,
             seen_at: 0,
             offer: &offer.unwrap(),
-            only_unknown: false,
         };
         let Claimed::Fresh { lease, .. } = claims.claim(&new).await.unwrap() else { panic!() };
         let change = Change { settle_request: Some(b"r"), ..Change::default() };

@@ -6,7 +6,6 @@ use std::future::Future;
 use std::pin::pin;
 use std::sync::Arc;
 
-use futures_util::future::poll_immediate;
 use serde_json::value::RawValue;
 use tokio::sync::{Semaphore, oneshot, watch};
 use tokio::time::Instant;
@@ -159,8 +158,8 @@ impl Gate {
         })))
     }
 
-    /// `described` is waited for only where it is its turn (it may be looked at once before), `handler` is polled at most
-    /// once and in a task of its own: a caller that goes away stops nothing that was claimed.
+    /// `described` and `handler` are polled only where it is their turn, `handler` at most once and in a task of its own:
+    /// a caller that goes away stops nothing that was claimed.
     pub async fn answer(
         &self,
         request: Request<'_>,
@@ -248,15 +247,6 @@ enum Step {
     Check,
 }
 
-/// What became of a request's own attempt to buy.
-enum Bought {
-    Told(Told),
-    /// Left to the claim.
-    Withheld(Withheld),
-    /// Another request was first, and its claim decides.
-    Known,
-}
-
 impl Gate {
     async fn told(&self, ask: &Ask<'_>, described: impl Future<Output = Described> + Send, handler: Handler) -> Told {
         let payment = match ask.presented {
@@ -264,21 +254,11 @@ impl Gate {
             Presented::Elsewhere(_) | Presented::Nothing => None,
         };
         let deadline = Instant::now() + self.0.seller.settings.wait;
-        let (mut described, mut fits) = (pin!(described), None);
+        let (mut described, mut is_described) = (pin!(described), false);
         let mut handler = Some(handler);
         // What became of this request's own sale, where that was left to the claim.
         let mut own = None;
         let mut trial = None;
-        if let Some(Ok(payment)) = &payment
-            && self.0.hooking.is_none()
-        {
-            fits = poll_immediate(described.as_mut()).await;
-            match self.at_once(ask, payment, fits.as_ref(), &mut handler, &mut trial).await {
-                Some(Bought::Told(told)) => return told,
-                Some(Bought::Withheld(withheld)) => own = Some(withheld),
-                Some(Bought::Known) | None => {}
-            }
-        }
         for _ in 0..TURNS {
             if let Some(Ok(payment)) = &payment {
                 match self.known(ask, payment, &mut handler, &mut trial, deadline).await {
@@ -303,13 +283,16 @@ impl Gate {
                 Target::NotFound => return Told::not_found(ask.request.kind, ask.request.revision),
                 Target::Priced(item) => item,
             };
-            if fits.is_none() {
-                fits = Some(described.as_mut().await);
+            if !is_described {
+                match described.as_mut().await {
+                    Described::Refused(refusal) => return Told::refused(refusal),
+                    Described::Fits { tool } => {
+                        is_described = true;
+                        let declaration = tool.as_deref().and_then(extensions::declaration);
+                        declaration.into_iter().for_each(|one| self.0.declared.remember(&item.key, one));
+                    }
+                }
             }
-            if let Some(Described::Refused(refusal)) = fits {
-                return Told::refused(refusal);
-            }
-            self.remember(item, fits.as_ref());
             let altered = match self.hooked(ask, item).await {
                 Ok(altered) => altered,
                 Err(told) => return told,
@@ -328,70 +311,24 @@ impl Gate {
                 Ok(order) => order,
                 Err(reason) => return self.rejected(ask, &sheet, Some(payment), &reason, None),
             };
-            match self.buy(ask, &sheet, order, &mut handler, &mut trial).await {
-                Bought::Told(told) => return told,
-                Bought::Withheld(withheld) => own = Some(withheld),
-                Bought::Known => {}
+            let Some(run) = handler.take() else { break };
+            let Some(sold) = self.sell(order, run, trial.take()).await else {
+                return Told::withheld(ask.request.kind, Withheld::SettlementUnknown, None);
+            };
+            match sold {
+                Err(known) => handler = Some(known.handler),
+                Ok(Sold::Withheld(withheld)) => own = Some(withheld),
+                Ok(Sold::Challenge(reason)) => {
+                    let receipt = match &reason {
+                        Reason::SettlementFailed(said) => Some(failed_receipt(payment, said)),
+                        _ => None,
+                    };
+                    return self.rejected(ask, &sheet, Some(payment), &reason, receipt.as_deref());
+                }
+                Ok(sold) => return Told::sold(ask.request.kind, sold),
             }
         }
         Told::withheld(ask.request.kind, own.unwrap_or(Withheld::InProgress), None)
-    }
-
-    /// Most payments are new: one that passes the checks, where nobody has to be asked before, is claimed without a look,
-    /// if its identity is unknown. `None`: nothing was written or told, and its claim decides first.
-    async fn at_once(
-        &self,
-        ask: &Ask<'_>,
-        payment: &Arc<Payment>,
-        fits: Option<&Described>,
-        handler: &mut Option<Handler>,
-        trial: &mut Option<Trial>,
-    ) -> Option<Bought> {
-        let stock = self.0.shelf.now();
-        let Target::Priced(item) = stock.book.prices().resolve(ask.request.kind, &ask.key) else { return None };
-        if !matches!(fits, Some(Described::Fits { .. })) || !self.admitted(ask, payment, trial) {
-            return None;
-        }
-        self.remember(item, fits);
-        let sheet = Sheet { stock: &stock, item, altered: None };
-        let order = self.order(ask, &sheet, payment).await.ok()?;
-        Some(self.buy(ask, &sheet, Order { only_unknown: true, ..order }, handler, trial).await)
-    }
-
-    /// The declaration that goes with the item.
-    fn remember(&self, item: &Item, fits: Option<&Described>) {
-        let Some(Described::Fits { tool: Some(tool) }) = fits else { return };
-        extensions::declaration(tool).into_iter().for_each(|one| self.0.declared.remember(&item.key, one));
-    }
-
-    async fn buy(
-        &self,
-        ask: &Ask<'_>,
-        sheet: &Sheet<'_>,
-        order: Order,
-        handler: &mut Option<Handler>,
-        trial: &mut Option<Trial>,
-    ) -> Bought {
-        let Some(run) = handler.take() else { return Bought::Known };
-        let payment = order.payment.clone();
-        let Some(sold) = self.sell(order, run, trial.take()).await else {
-            return Bought::Told(Told::withheld(ask.request.kind, Withheld::SettlementUnknown, None));
-        };
-        match sold {
-            Err(known) => {
-                *handler = Some(known.handler);
-                Bought::Known
-            }
-            Ok(Sold::Withheld(withheld)) => Bought::Withheld(withheld),
-            Ok(Sold::Challenge(reason)) => {
-                let receipt = match &reason {
-                    Reason::SettlementFailed(said) => Some(failed_receipt(&payment, said)),
-                    _ => None,
-                };
-                Bought::Told(self.rejected(ask, sheet, Some(&payment), &reason, receipt.as_deref()))
-            }
-            Ok(sold) => Bought::Told(Told::sold(ask.request.kind, sold)),
-        }
     }
 
     /// The rows of the phase "identity".
@@ -575,7 +512,6 @@ impl Gate {
             proof: Proof::new(echoed.identifier.as_ref(), ask.request.session),
             seen_at: payment.earliest(&offer, min_ledger_ms),
             offer,
-            only_unknown: false,
         })
     }
 

@@ -108,12 +108,7 @@ impl Gate {
             Sold::Challenge(Reason::SettlementFailed(said)) => {
                 self.tell(Event::Canceled, || happened(Some("settlement_failed"), Some(said), None));
             }
-            Sold::Uncharged(_)
-            | Sold::Challenge(_)
-            | Sold::Withheld(_)
-            | Sold::Unverified
-            | Sold::Internal(_)
-            | Sold::Unreadable => {}
+            Sold::Uncharged(_) | Sold::Challenge(_) | Sold::Withheld(_) | Sold::Unverified | Sold::Internal(_) => {}
         }
     }
 

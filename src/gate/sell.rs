@@ -81,8 +81,6 @@ pub struct Order {
     pub offer: Offer,
     /// `claims::NewClaim::seen_at`.
     pub seen_at: u64,
-    /// `claims::NewClaim::only_unknown`.
-    pub only_unknown: bool,
 }
 
 /// What the handler did. A result that is no object counts as a failure.
@@ -155,8 +153,6 @@ pub enum Sold {
     Unverified,
     /// A fault of ours: never a challenge.
     Internal(&'static str),
-    /// The same, of a payment that may be a known one.
-    Unreadable,
 }
 
 impl Seller {
@@ -187,7 +183,6 @@ impl Seller {
             dies_at: order.payment.dies_at(),
             seen_at: order.seen_at,
             offer: &order.offer.raw,
-            only_unknown: order.only_unknown,
         };
         let (lease, settles) = match self.claims.claim(&new).await {
             Ok(Claimed::Fresh { lease, settles }) => (lease, settles),
@@ -195,10 +190,6 @@ impl Seller {
             Ok(Claimed::IdentifierConflict) => {
                 drop(trial.take());
                 return Ok(Sold::Challenge(Reason::IdentifierConflict));
-            }
-            Err(error) if order.only_unknown => {
-                let _ = broken(&error);
-                return Ok(Sold::Unreadable);
             }
             Err(error) => return Ok(broken(&error)),
         };
@@ -529,8 +520,7 @@ mod tests {
             let call = CallKey::of(Kind::Tool, &json::raw(&json!({"name": "search"}))).unwrap();
             let proof = Proof { identifier: Some([5; 32]), session: None };
             let payment = Arc::new(good(1, 5));
-            let order =
-                Order { scope: "tool:search".into(), call, payment, proof, offer, seen_at: 40, only_unknown: false };
+            let order = Order { scope: "tool:search".into(), call, payment, proof, offer, seen_at: 40 };
             let runs = self.runs.clone();
             let handler = async move {
                 runs.fetch_add(1, Ordering::SeqCst);

@@ -65,7 +65,7 @@ impl Seller {
         let Ok(found) = self.holding(&lease, self.evidence(&claim, chains)).await else { return lost(claim) };
         let (arrow, resolved, receipt, reason) = match &found {
             Evidence::Receipt(receipt) => (Arrow::PROVED, Resolved::Settled, Some(&**receipt), None),
-            Evidence::Unused => (Arrow::FAILED, Resolved::Failed, None, Some("expired_unspent")),
+            Evidence::Unused => (Arrow::DISPROVED, Resolved::Failed, None, Some("expired_unspent")),
             Evidence::Nothing(why) => (Arrow::STILL_UNKNOWN, Resolved::StillUnknown, None, Some(why.as_str())),
         };
         // The longer it is open, the rarer it is looked at.

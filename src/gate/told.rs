@@ -156,7 +156,6 @@ impl Told {
                 tracing::error!(what, "a sale failed through a fault of ours");
                 Told::internal("store_unavailable")
             }
-            Sold::Unreadable => Told::unreadable("store_unavailable", None),
             // Handled where the item is known.
             Sold::Challenge(_) => Told::internal("internal"),
             Sold::Withheld(withheld) => Told::withheld(kind, withheld, None),

@@ -138,8 +138,6 @@ pub struct NewClaim<'a> {
     pub seen_at: u64,
     /// The requirements, raw.
     pub offer: &'a RawValue,
-    /// A payment that is known is left as it is, even one that may be claimed again.
-    pub only_unknown: bool,
 }
 
 #[derive(Debug)]

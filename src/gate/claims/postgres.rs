@@ -10,7 +10,6 @@ use tokio_postgres::types::{FromSql, ToSql, Type};
 use tokio_postgres::{Error, Row};
 
 use super::operator::EventRow;
-use super::store::JUST_NOW_MS;
 use super::{COLUMNS, Claim, ClaimError, Columns, Identity, Lease, NewClaim, State, Taken, Written};
 use crate::ledger::postgres::{Pooler, PostgresLedger, connection_failed, connections, said};
 use crate::ledger::{Database, LedgerError};
@@ -98,27 +97,20 @@ impl Postgres {
     }
 
     pub(super) async fn claim(&self, new: &NewClaim<'_>, lease: &Lease, lease_ms: i64) -> Result<Taken, LedgerError> {
-        // A claim that is taken over loses what it had, but for its history.
-        let known = match new.only_unknown {
-            true => "DO NOTHING",
-            false => {
-                "DO UPDATE SET \
-                 state = 'claimed', scope = excluded.scope, call_hash = excluded.call_hash, \
-                 identifier_hash = excluded.identifier_hash, session_hash = excluded.session_hash, \
-                 dies_at = greatest(c.dies_at, excluded.dies_at), offer = excluded.offer, lease_token = excluded.lease_token, \
-                 lease_until = excluded.lease_until, due = excluded.due, changed = excluded.changed, \
-                 settle_request = NULL, receipt = NULL, reason = NULL, answer = 'none' \
-               WHERE c.state IN ('released', 'failed') AND (c.lease_until IS NULL OR c.lease_until <= excluded.changed) \
-                 OR c.state = 'claimed' AND c.lease_until <= excluded.changed"
-            }
-        };
         let sql = format!(
             "WITH made AS ( \
                INSERT INTO {0}claims AS c (identity, state, scope, call_hash, identifier_hash, session_hash, network, \
                  payer, nonce, dies_at, seen_at, offer, lease_token, lease_until, due, created, changed) \
                SELECT $1, 'claimed', $2, $3, $4, $5, $6, $7, $8, $9, $13, $10, $11, now + $12, now + $12, now, now \
                FROM (SELECT {0}tollway_now() AS now) clock \
-               ON CONFLICT (identity) {known} \
+               ON CONFLICT (identity) DO UPDATE SET \
+                 state = 'claimed', scope = excluded.scope, call_hash = excluded.call_hash, \
+                 identifier_hash = excluded.identifier_hash, session_hash = excluded.session_hash, \
+                 dies_at = greatest(c.dies_at, excluded.dies_at), offer = excluded.offer, lease_token = excluded.lease_token, \
+                 lease_until = excluded.lease_until, due = excluded.due, changed = excluded.changed, \
+                 settle_request = NULL, receipt = NULL, reason = NULL, answer = 'none' \
+               WHERE c.state IN ('released', 'failed') AND (c.lease_until IS NULL OR c.lease_until <= excluded.changed) \
+                 OR c.state = 'claimed' AND c.lease_until <= excluded.changed \
                RETURNING identity, changed, settles), \
              noted AS ( \
                INSERT INTO {0}claim_events (identity, at, to_state, reason) \
@@ -169,64 +161,50 @@ impl Postgres {
     }
 
     pub(super) async fn advance(&self, lease: &Lease, written: &Written<'_>) -> Result<bool, ClaimError> {
-        let arrow = written.arrow;
-        // The state that it leaves is known, or is looked at under the row's lock; what follows hits that row or none.
-        let (old, found) = match arrow.from.len() {
-            1 => (
-                "",
-                "(SELECT ($3)[1] AS state, {0}tollway_now() AS now OFFSET 0) old \
-                 WHERE c.identity = $1 AND c.lease_token = $2 AND c.state = old.state",
-            ),
-            _ => (
-                "old AS ( \
-                   SELECT identity, state, {0}tollway_now() AS now FROM {0}claims \
-                   WHERE identity = $1 AND lease_token = $2 AND state = ANY($3) FOR UPDATE), ",
-                "old WHERE c.identity = old.identity",
-            ),
-        };
+        let (arrow, w) = (written.arrow, &self.within);
         let kept = match written.answer {
-            None => "",
-            Some(_) => {
+            None => String::new(),
+            Some(_) => format!(
                 ", kept AS ( \
-               INSERT INTO {0}paid_answers (identity, round_hash, sealed, expires) \
-               SELECT identity, $11, $12, now + $13 FROM moved \
-               ON CONFLICT (identity, round_hash) DO UPDATE SET sealed = excluded.sealed, expires = excluded.expires)"
-            }
+                   INSERT INTO {w}paid_answers (identity, round_hash, sealed, expires) \
+                   SELECT identity, $11, $12, now + $13 FROM moved \
+                   ON CONFLICT (identity, round_hash) DO UPDATE SET sealed = excluded.sealed, expires = excluded.expires)"
+            ),
         };
-        let longer = match arrow.to == State::Settled && arrow.from != [State::Settled] {
-            false => "",
-            true => {
+        let longer = match arrow.to == State::Settled && arrow.from != State::Settled {
+            false => String::new(),
+            true => format!(
                 ", longer AS ( \
-               UPDATE {0}paid_answers a SET expires = moved.now + $15 FROM moved \
-               WHERE a.identity = moved.identity AND a.expires < moved.now + $15 - $16)"
-            }
+                   UPDATE {w}paid_answers a SET expires = moved.now + $15 FROM moved \
+                   WHERE a.identity = moved.identity AND a.expires < moved.now + $15 - $15 / 100)"
+            ),
         };
+        // The update waits for the row's lock and looks at it as it is then; what follows hits that row or none.
         let sql = format!(
-            "WITH {old}moved AS ( \
-               UPDATE {{0}}claims c SET state = $4, \
+            "WITH moved AS ( \
+               UPDATE {w}claims c SET state = $4, \
                  lease_token = CASE WHEN $5 THEN c.lease_token END, \
-                 lease_until = CASE WHEN $5 THEN old.now + $6 END, \
+                 lease_until = CASE WHEN $5 THEN clock.now + $6 END, \
                  settles = c.settles + CASE WHEN $4 = 'settling' THEN 1 ELSE 0 END, \
                  settle_request = CASE WHEN $4 IN ('settled', 'released') THEN NULL \
                    ELSE COALESCE($7, c.settle_request) END, \
                  receipt = COALESCE($8, c.receipt), reason = $9, answer = COALESCE($10, c.answer), \
-                 late = c.late OR (old.state = 'failed' AND $4 = 'settled'), \
-                 due = old.now + CASE WHEN $5 THEN $6 ELSE $14 END, changed = old.now \
-               FROM {found} \
-               RETURNING c.identity, old.state AS was, old.now){kept}{longer} \
-             INSERT INTO {{0}}claim_events (identity, at, from_state, to_state, reason) \
-             SELECT identity, now, was, $4, $9 FROM moved RETURNING id",
-        )
-        .replace("{0}", &self.within);
-        let from: Vec<&str> = arrow.from.iter().map(|state| state.as_str()).collect();
+                 late = c.late OR ($3 = 'failed' AND $4 = 'settled'), \
+                 due = clock.now + CASE WHEN $5 THEN $6 ELSE $14 END, changed = clock.now \
+               FROM (SELECT {w}tollway_now() AS now OFFSET 0) clock \
+               WHERE c.identity = $1 AND c.lease_token = $2 AND c.state = $3 \
+               RETURNING c.identity, clock.now){kept}{longer} \
+             INSERT INTO {w}claim_events (identity, at, from_state, to_state, reason) \
+             SELECT identity, now, $3, $4, $9 FROM moved RETURNING id"
+        );
         let (round, sealed, ttl) = match &written.answer {
             Some((round, sealed, ttl)) => (Some(&round[..]), Some(&sealed[..]), *ttl),
             None => (None, None, 0),
         };
-        let params: [Param<'_>; 16] = [
+        let params: [Param<'_>; 15] = [
             (&&lease.identity.0[..], Type::BYTEA),
             (&&lease.token[..], Type::BYTEA),
-            (&from, Type::TEXT_ARRAY),
+            (&arrow.from.as_str(), Type::TEXT),
             (&arrow.to.as_str(), Type::TEXT),
             (&arrow.keeps_lease, Type::BOOL),
             (&written.lease_ms, Type::INT8),
@@ -239,7 +217,6 @@ impl Postgres {
             (&ttl, Type::INT8),
             (&written.again_in_ms, Type::INT8),
             (&written.answers_ms, Type::INT8),
-            (&JUST_NOW_MS, Type::INT8),
         ];
         match self.run(&sql, &params).await {
             Ok(rows) => Ok(!rows.is_empty()),

@@ -8,7 +8,6 @@ use sqlx::{Connection as _, Row as _, Sqlite as Driver, SqliteConnection, Transa
 use tokio::sync::{Mutex, MutexGuard};
 
 use super::operator::EventRow;
-use super::store::JUST_NOW_MS;
 use super::{COLUMNS, Claim, ClaimError, Columns, Identity, Lease, NewClaim, State, Taken, Written};
 use crate::ledger::LedgerError;
 use crate::ledger::sqlite::{is_busy, open_migrated, unavailable};
@@ -52,7 +51,7 @@ impl Sqlite {
         let now = self.now(&mut tx).await?;
         let known = row(&mut tx, &new.identity, now).await?;
         let is_free = |known: &Claim| !known.leased && (known.state.may_be_claimed() || known.state == State::Claimed);
-        if known.as_ref().is_some_and(|known| new.only_unknown || !is_free(known)) {
+        if known.as_ref().is_some_and(|known| !is_free(known)) {
             return Ok(Taken::Known);
         }
         if let Some(identifier) = &new.proof.identifier {
@@ -132,23 +131,14 @@ impl Sqlite {
         written: &Written<'_>,
     ) -> Result<bool, LedgerError> {
         let now = self.now(tx).await?;
-        let held: Option<String> =
-            sqlx::query_scalar("SELECT state FROM claims WHERE identity = ? AND lease_token = ?")
-                .bind(&lease.identity.0[..])
-                .bind(&lease.token[..])
-                .fetch_optional(&mut *tx)
-                .await
-                .map_err(unavailable)?;
-        let was = held.as_deref().and_then(State::parse).filter(|state| written.arrow.from.contains(state));
-        let Some(was) = was else { return Ok(false) };
         let arrow = written.arrow;
         let until = now.saturating_add(written.lease_ms);
-        sqlx::query(
+        let moved = sqlx::query(
             "UPDATE claims SET state = ?1, lease_token = CASE WHEN ?2 THEN lease_token END, \
              lease_until = CASE WHEN ?2 THEN ?3 END, settles = settles + ?4, \
              settle_request = CASE WHEN ?1 IN ('settled', 'released') THEN NULL \
              ELSE COALESCE(?5, settle_request) END, receipt = COALESCE(?6, receipt), reason = ?7, \
-             answer = COALESCE(?8, answer), late = late OR ?9, due = ?10, changed = ?11 WHERE identity = ?12",
+             answer = COALESCE(?8, answer), late = late OR ?9, due = ?10, changed = ?11 WHERE identity = ?12 AND lease_token = ?13 AND state = ?14",
         )
         .bind(arrow.to.as_str())
         .bind(arrow.keeps_lease)
@@ -158,13 +148,18 @@ impl Sqlite {
         .bind(written.receipt)
         .bind(&written.reason)
         .bind(written.kept.map(super::Kept::as_str))
-        .bind(was == State::Failed && arrow.to == State::Settled)
+        .bind(arrow.from == State::Failed && arrow.to == State::Settled)
         .bind(if arrow.keeps_lease { until } else { now.saturating_add(written.again_in_ms) })
         .bind(now)
         .bind(&lease.identity.0[..])
+        .bind(&lease.token[..])
+        .bind(arrow.from.as_str())
         .execute(&mut *tx)
         .await
         .map_err(unavailable)?;
+        if moved.rows_affected() == 0 {
+            return Ok(false);
+        }
         if let Some((round, sealed, ttl)) = &written.answer {
             sqlx::query(
                 "INSERT INTO paid_answers (identity, round_hash, sealed, expires) VALUES (?, ?, ?, ?) \
@@ -178,16 +173,16 @@ impl Sqlite {
             .await
             .map_err(unavailable)?;
         }
-        if arrow.to == State::Settled && was != State::Settled {
-            sqlx::query("UPDATE paid_answers SET expires = ?1 WHERE identity = ?2 AND expires < ?1 - ?3")
+        if arrow.to == State::Settled && arrow.from != State::Settled {
+            sqlx::query("UPDATE paid_answers SET expires = ?1 WHERE identity = ?2 AND expires < ?1 - ?3 / 100")
                 .bind(now.saturating_add(written.answers_ms))
                 .bind(&lease.identity.0[..])
-                .bind(JUST_NOW_MS)
+                .bind(written.answers_ms)
                 .execute(&mut *tx)
                 .await
                 .map_err(unavailable)?;
         }
-        event(tx, &lease.identity, now, Some(was), arrow.to, written.reason.as_deref()).await?;
+        event(tx, &lease.identity, now, Some(arrow.from), arrow.to, written.reason.as_deref()).await?;
         Ok(true)
     }
 

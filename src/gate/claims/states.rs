@@ -44,38 +44,40 @@ impl State {
 /// One arrow. Whoever takes it holds the lease, and gives it back unless `keeps_lease`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Arrow {
-    pub from: &'static [State],
+    pub from: State,
     pub to: State,
     pub keeps_lease: bool,
 }
 
 impl Arrow {
     /// The handler failed, asked for input, was cancelled; or verify could not be asked.
-    pub const RELEASE: Arrow = Arrow { from: &[State::Claimed], to: State::Released, keeps_lease: false };
+    pub const RELEASE: Arrow = Arrow { from: State::Claimed, to: State::Released, keeps_lease: false };
     /// Verify said no.
-    pub const REFUSED: Arrow = Arrow { from: &[State::Claimed], to: State::Failed, keeps_lease: false };
+    pub const REFUSED: Arrow = Arrow { from: State::Claimed, to: State::Failed, keeps_lease: false };
     /// Before `/settle` is called, never after.
-    pub const SETTLE: Arrow = Arrow { from: &[State::Claimed], to: State::Settling, keeps_lease: true };
+    pub const SETTLE: Arrow = Arrow { from: State::Claimed, to: State::Settling, keeps_lease: true };
     /// A settle said yes; in `authorization` its answer was stored before.
-    pub const SETTLED: Arrow = Arrow { from: &[State::Settling], to: State::Settled, keeps_lease: false };
+    pub const SETTLED: Arrow = Arrow { from: State::Settling, to: State::Settled, keeps_lease: false };
     /// A settle said yes in `upfront`: the handler runs now, under the same lease.
-    pub const SETTLED_AND_RUNS: Arrow = Arrow { from: &[State::Settling], to: State::Settled, keeps_lease: true };
-    /// The first settle said a structural no, or the chain says dead and unused.
-    pub const FAILED: Arrow = Arrow { from: &[State::Settling, State::Unknown], to: State::Failed, keeps_lease: false };
+    pub const SETTLED_AND_RUNS: Arrow = Arrow { from: State::Settling, to: State::Settled, keeps_lease: true };
+    /// The first settle said a structural no.
+    pub const FAILED: Arrow = Arrow { from: State::Settling, to: State::Failed, keeps_lease: false };
     /// Any other end of a settle.
-    pub const LOST: Arrow = Arrow { from: &[State::Settling], to: State::Unknown, keeps_lease: false };
+    pub const LOST: Arrow = Arrow { from: State::Settling, to: State::Unknown, keeps_lease: false };
     /// Asked again: the facilitator's yes, the chain's evidence, or a person's word.
-    pub const PROVED: Arrow = Arrow { from: &[State::Unknown], to: State::Settled, keeps_lease: false };
+    pub const PROVED: Arrow = Arrow { from: State::Unknown, to: State::Settled, keeps_lease: false };
+    /// The chain says dead and unused, or a person that it was not paid.
+    pub const DISPROVED: Arrow = Arrow { from: State::Unknown, to: State::Failed, keeps_lease: false };
     /// Asked again, and nothing new is known.
-    pub const STILL_UNKNOWN: Arrow = Arrow { from: &[State::Unknown], to: State::Unknown, keeps_lease: false };
+    pub const STILL_UNKNOWN: Arrow = Arrow { from: State::Unknown, to: State::Unknown, keeps_lease: false };
     /// The chain shows the nonce used although a settle had failed.
-    pub const FOUND: Arrow = Arrow { from: &[State::Failed], to: State::Settled, keeps_lease: false };
+    pub const FOUND: Arrow = Arrow { from: State::Failed, to: State::Settled, keeps_lease: false };
     /// The chain's evidence about a failed one is what it was.
-    pub const STILL_FAILED: Arrow = Arrow { from: &[State::Failed], to: State::Failed, keeps_lease: false };
+    pub const STILL_FAILED: Arrow = Arrow { from: State::Failed, to: State::Failed, keeps_lease: false };
     /// A run of a settled payment ended: in `upfront`, or again and free.
-    pub const RAN: Arrow = Arrow { from: &[State::Settled], to: State::Settled, keeps_lease: false };
+    pub const RAN: Arrow = Arrow { from: State::Settled, to: State::Settled, keeps_lease: false };
 
-    pub const ALL: [Arrow; 12] = [
+    pub const ALL: [Arrow; 13] = [
         Arrow::RELEASE,
         Arrow::REFUSED,
         Arrow::SETTLE,
@@ -84,6 +86,7 @@ impl Arrow {
         Arrow::FAILED,
         Arrow::LOST,
         Arrow::PROVED,
+        Arrow::DISPROVED,
         Arrow::STILL_UNKNOWN,
         Arrow::FOUND,
         Arrow::STILL_FAILED,
@@ -101,7 +104,7 @@ mod tests {
     fn the_arrows_are_those_of_the_table() {
         let moves: BTreeSet<(&str, &str)> = Arrow::ALL
             .iter()
-            .flat_map(|arrow| arrow.from.iter().map(|from| (from.as_str(), arrow.to.as_str())))
+            .map(|arrow| (arrow.from.as_str(), arrow.to.as_str()))
             .filter(|(from, to)| from != to)
             .collect();
         let table = [

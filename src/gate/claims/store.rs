@@ -8,9 +8,6 @@ use super::{Arrow, Claim, ClaimError, Identity, Kept, Lease, NewClaim, State};
 
 pub type Stored<'a, T> = BoxFuture<'a, Result<T, ClaimError>>;
 
-/// Between an answer's writing and the yes to its settle, as a rule.
-pub(super) const JUST_NOW_MS: i64 = 10_000;
-
 /// [`super::Change`] as it is written. No Debug: what is in it is sealed, and still nobody's business.
 #[derive(Clone)]
 pub struct Written<'a> {
@@ -24,8 +21,8 @@ pub struct Written<'a> {
     /// Round, sealed body, milliseconds.
     pub answer: Option<([u8; 32], Vec<u8>, i64)>,
     pub again_in_ms: i64,
-    /// Answers that are there live this long from the moment on at which they became the payer's; those that were
-    /// written within the last [`JUST_NOW_MS`] do already.
+    /// Answers that are there live this long from the moment on at which they became the payer's. One that was written
+    /// just before, as most are, is not written again to live a hundredth longer.
     pub answers_ms: i64,
 }
 

@@ -178,7 +178,7 @@ impl Book {
             }
             self.world.gate(|s| s.swept += u64::from(swept));
         }
-        self.world.gate(|s| s.expired += u64::from(swept && arrow == Arrow::FAILED));
+        self.world.gate(|s| s.expired += u64::from(swept && arrow == Arrow::DISPROVED));
     }
 
     /// Whoever brings proof now is not the one that the claim knows.
