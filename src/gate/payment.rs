@@ -1,6 +1,8 @@
 //! A payment as it was presented: what it is (its identity, which no re-encoding changes), and the checks that need
 //! neither the facilitator nor the network.
 
+use std::sync::OnceLock;
+
 use serde_json::value::RawValue;
 use sha2::{Digest, Sha256};
 
@@ -38,6 +40,8 @@ pub struct Payment {
     pub network: Network,
     pub identity: Identity,
     authorization: Authorization,
+    /// What [`Payment::signed`] found.
+    signed: OnceLock<Result<(), &'static str>>,
 }
 
 enum Authorization {
@@ -110,7 +114,16 @@ impl Payment {
             network: offer.network,
             identity: Identity(Sha256::new().chain_update("tollway claim\0").chain_update(identity).finalize().into()),
             authorization,
+            signed: OnceLock::new(),
         })
+    }
+
+    /// Whether the signatures are the payer's over this transfer on the network of this passphrase, which is its own;
+    /// found out once. An EVM signature's form was checked when it was read.
+    pub fn signed(&self, passphrase: &str) -> Result<(), Reason> {
+        let Authorization::Stellar(presented) = &self.authorization else { return Ok(()) };
+        let found = self.signed.get_or_init(|| presented.verify(passphrase).map(|_| ()).map_err(|e| e.0));
+        found.map_err(Reason::InvalidPayload)
     }
 
     pub fn payer(&self) -> &str {
@@ -161,8 +174,7 @@ impl Payment {
                         Some(_) => {}
                     }
                 }
-                let Some(passphrase) = now.passphrase else { return Ok(()) };
-                presented.verify(passphrase).map(|_| ()).map_err(|e| Reason::InvalidPayload(e.0))
+                now.passphrase.map_or(Ok(()), |passphrase| self.signed(passphrase))
             }
             Authorization::Evm(evm) => {
                 let seconds = now.unix_ms / 1_000;
