@@ -59,7 +59,7 @@ impl Postgres {
         Ok(store)
     }
 
-    async fn rows(&self, sql: &str, params: &[Param<'_>]) -> Result<Vec<Row>, LedgerError> {
+    pub(super) async fn rows(&self, sql: &str, params: &[Param<'_>]) -> Result<Vec<Row>, LedgerError> {
         self.run(sql, params).await.map_err(|fault| match fault {
             Fault::Store(error) | Fault::NotWritten(error) => error,
             Fault::Conflict => LedgerError::Inconsistent("two open claims have one identifier".into()),
@@ -96,13 +96,16 @@ impl Postgres {
         rows.first().map(claim).transpose()
     }
 
+    /// The one write that is not waited for until it is on the disk: everybody sees it at once, and all that a crash of the
+    /// database forgets is a request that was begun and has sent nothing, as a claim that is released says too. Whoever
+    /// held it loses it at its next arrow. What goes out does so behind [`Postgres::advance`], which waits, also for this.
     pub(super) async fn claim(&self, new: &NewClaim<'_>, lease: &Lease, lease_ms: i64) -> Result<Taken, LedgerError> {
         let sql = format!(
             "WITH made AS ( \
                INSERT INTO {0}claims AS c (identity, state, scope, call_hash, identifier_hash, session_hash, network, \
                  payer, nonce, dies_at, seen_at, offer, lease_token, lease_until, due, created, changed) \
                SELECT $1, 'claimed', $2, $3, $4, $5, $6, $7, $8, $9, $13, $10, $11, now + $12, now + $12, now, now \
-               FROM (SELECT {0}tollway_now() AS now) clock \
+               FROM (SELECT {0}tollway_now() AS now, set_config('synchronous_commit', 'off', true)) clock \
                ON CONFLICT (identity) DO UPDATE SET \
                  state = 'claimed', scope = excluded.scope, call_hash = excluded.call_hash, \
                  identifier_hash = excluded.identifier_hash, session_hash = excluded.session_hash, \

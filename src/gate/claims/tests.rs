@@ -167,6 +167,21 @@ promises! {
     what_is_stored_is_sealed_for_its_own_row,
 }
 
+#[tokio::test]
+async fn after_a_claim_that_nobody_waits_for_the_next_write_waits_for_the_disk() {
+    let shop = postgres().await;
+    let (server, name) = shop.schema.clone().unwrap();
+    let database = Database::parse(&server, None).unwrap().in_schema(&name).unwrap();
+    let store = super::postgres::Postgres::connect(&database).await.unwrap();
+    let lease = Lease::new(pay(1).identity, [1; 16]);
+    let taken = store.claim(&pay(1).as_new(), &lease, 30_000).await.unwrap();
+    assert_eq!(taken, Taken::Fresh { settles: 0 });
+    // The pool has one connection, which made the claim.
+    let rows = store.rows("SELECT current_setting('synchronous_commit')", &[]).await.unwrap();
+    assert_eq!(rows[0].get::<_, String>(0), "on");
+    assert_eq!(shop.two().look(&pay(1).identity).await.unwrap().unwrap().state, State::Claimed, "seen at once");
+}
+
 struct Pay {
     identity: Identity,
     call: CallKey,

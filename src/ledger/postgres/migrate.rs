@@ -17,6 +17,7 @@ const MIGRATIONS: &[(i64, &str, &str)] = &[
     (10, "gate claims", include_str!("../../../migrations/postgres/0010_gate_claims.sql")),
     (11, "dead settle requests", include_str!("../../../migrations/postgres/0011_dead_settle_requests.sql")),
     (12, "lean sales", include_str!("../../../migrations/postgres/0012_lean_sales.sql")),
+    (13, "lean claims", include_str!("../../../migrations/postgres/0013_lean_claims.sql")),
 ];
 
 /// As `sqlx migrate` makes it.
